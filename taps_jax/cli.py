@@ -1,0 +1,47 @@
+"""What every command line shares: flags, one-line errors, the compile cache, progress."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import jax
+from absl import app, flags
+from tqdm import tqdm
+
+from taps_jax.errors import report_input_errors
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses flags, turns on the compile cache and runs `main`; bad input exits with one line and status 1."""
+
+    def start(argv: list[str]) -> None:
+        if len(argv) > 1:
+            print(f"error: unexpected argument {argv[1]!r}, options look like --name=value", file=sys.stderr)
+            sys.exit(1)
+        use_compile_cache()
+        report_input_errors(main)
+
+    app.run(start, flags_parser=_parse_flags)
+
+
+def use_compile_cache() -> None:
+    """Keeps compiled functions in a user cache folder, unless JAX_COMPILATION_CACHE_DIR says where (or is empty)."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(base / "taps_jax" / "xla"))
+
+
+def progress(items: Iterable, title: str, total: int | None = None) -> Iterable:
+    """`items` with a progress bar on stderr that names what is going on."""
+    return tqdm(items, desc=title, total=total, file=sys.stderr, dynamic_ncols=True, mininterval=0.5)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError) as error:
+        # Config files are loaded and overridden while flags are parsed, and raise what they like.
+        message = " ".join(str(error).strip("'\"").split())
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,77 @@
+"""Conversations as token ids, through the verifier's own chat template."""
+
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from taps_jax.data.conversations import Message
+from taps_jax.errors import InputError
+
+
+class Encoded(NamedTuple):
+    """A tokenized conversation.
+
+    Attributes:
+      tokens: [T] int32.
+      answer: [T] bool, true on the tokens of assistant answers and the stop token that ends each.
+    """
+
+    tokens: np.ndarray
+    answer: np.ndarray
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[int, ...]:
+    """Ids of `messages` up to where the assistant's next answer begins.
+
+    The template writes every special token, so the tokenizer adds none.
+
+    Raises:
+      InputError: the tokenizer has no chat template.
+    """
+    return tuple(_ids(tokenizer, messages, add_generation_prompt=True))
+
+
+def encode_conversation(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], stop_tokens: tuple[int, ...]
+) -> Encoded | None:
+    """Ids of a whole conversation and which of them the assistant wrote.
+
+    Answer boundaries come from rendering the conversation up to each answer, not from searching for markers, which an
+    answer's text may contain. An answer ends with its first stop token after its text.
+
+    Returns:
+      None if what precedes an answer is not a prefix of the whole, as with templates that rewrite earlier turns.
+    """
+    whole = _ids(tokenizer, messages, add_generation_prompt=False)
+    answer = np.zeros(len(whole), bool)
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = _ids(tokenizer, messages[:index], add_generation_prompt=True)
+        through = _ids(tokenizer, messages[: index + 1], add_generation_prompt=False)
+        if whole[: len(before)] != before or whole[: len(through)] != through:
+            return None
+        ends = [at for at in range(len(before), len(through)) if through[at] in stop_tokens]
+        answer[len(before) : ends[-1] + 1 if ends else len(through)] = True
+    return Encoded(np.asarray(whole, np.int32), answer)
+
+
+def supervised_positions(answer: np.ndarray) -> np.ndarray:
+    """Where the drafter is trained: position j reads token j+1 and predicts token j+2, both of one answer.
+
+    Args:
+      answer: [T] bool.
+    Returns:
+      [T] bool; the last two positions are false.
+    """
+    supervised = np.zeros_like(answer)
+    supervised[:-2] = answer[1:-1] & answer[2:]
+    return supervised
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+    if not tokenizer.chat_template:
+        raise InputError("the verifier's tokenizer has no chat template")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,0 +1,149 @@
+"""The host side of decoding: a queue of requests, B rows, prompts padded to buckets, finished rows refilled."""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taps_jax.errors import InputError
+from taps_jax.speculative.decode import Models, Prompt, Weights, empty_state, insert, run
+from taps_jax.speculative.sampling import Sampling
+
+PROMPT_BUCKETS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_STEPS_BETWEEN_LOOKS = 64  # with one row the device loop ends with it anyway; with more this bounds a progress bar's wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One prompt to continue.
+
+    Attributes:
+      tokens: the prompt's ids, at least one.
+      max_new_tokens: most tokens to generate.
+      temperature: 0 is greedy.
+      top_p: keep the most probable tokens up to this mass; 1 keeps all.
+      top_k: keep this many most probable tokens; 0 keeps all.
+      seed: numbers that fix the random stream, such as (seed, question, turn).
+    """
+
+    tokens: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: tuple[int, ...] = (0,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """What became of a request.
+
+    Attributes:
+      index: of the request, in the order given.
+      tokens: generated ids, the stop token included.
+      steps: verification steps taken; the first token needs none.
+      seconds: from the prompt's insertion until the row was seen finished.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    steps: int
+    seconds: float
+
+
+class Engine:
+    """Decodes requests with a fixed batch and cache; every prompt bucket and the step compile once."""
+
+    def __init__(
+        self,
+        models: Models,
+        weights: Weights,
+        stop_tokens: tuple[int, ...],
+        *,
+        batch_size: int = 1,
+        cache_size: int,
+        max_new_tokens: int,
+    ):
+        """See `cache_size_for` for a sufficient `cache_size`; `max_new_tokens` bounds every request's.
+
+        Raises:
+          InputError: the cache is longer than the verifier's positions.
+        """
+        most = models.verifier.config.max_position_embeddings
+        if cache_size > most + models.path_length:
+            raise InputError(f"a cache of {cache_size} tokens exceeds the verifier's max_position_embeddings of {most}")
+        self._models, self._weights = models, weights
+        self._stop = jnp.asarray(stop_tokens, jnp.int32)
+        self._batch, self._cache_size, self._max_new_tokens = batch_size, cache_size, max_new_tokens
+
+    def decode(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Yields completions as rows finish; requests are read from the iterable as rows become free.
+
+        Raises:
+          InputError: a request is empty, asks for no tokens, or does not fit the cache.
+        """
+        state = empty_state(self._models, self._weights, self._batch, self._cache_size, self._max_new_tokens)
+        queue = enumerate(requests)
+        running: dict[int, tuple[int, float]] = {}  # row -> request index, start
+        exhausted = False
+        while True:
+            for row in range(self._batch):
+                if row in running or exhausted:
+                    continue
+                index, request = next(queue, (None, None))
+                if request is None:
+                    exhausted = True
+                    break
+                running[row] = (index, time.perf_counter())
+                prompt = self._prompt(request)
+                state = insert(self._models, self._weights, state, jnp.int32(row), prompt, self._stop)
+            if not running:
+                return
+            state = run(self._models, self._weights, state, self._stop, jnp.int32(_STEPS_BETWEEN_LOOKS))
+            active, counts, steps = jax.device_get((state.active, state.count, state.steps))
+            for row in [row for row in running if not active[row]]:
+                index, start = running.pop(row)
+                tokens = np.asarray(state.output[row])[: counts[row]]
+                yield Completion(index, tuple(tokens.tolist()), int(steps[row]), time.perf_counter() - start)
+
+    def _prompt(self, request: Request) -> Prompt:
+        length = len(request.tokens)
+        if not length or request.max_new_tokens < 1:
+            raise InputError(f"a request needs a prompt and max_new_tokens >= 1, got {length} tokens and "
+                             f"{request.max_new_tokens}")  # fmt: skip
+        needed = cache_size_for(length, request.max_new_tokens, self._models.path_length)
+        if needed > self._cache_size or request.max_new_tokens > self._max_new_tokens:
+            raise InputError(
+                f"a prompt of {length} tokens with {request.max_new_tokens} new ones needs a cache of {needed}, "
+                f"it holds {self._cache_size} and at most {self._max_new_tokens} new tokens"
+            )
+        tokens = np.zeros(prompt_bucket(length), np.int32)
+        tokens[:length] = request.tokens
+        key = jax.random.key(request.seed[0])
+        for part in request.seed[1:]:
+            key = jax.random.fold_in(key, part)
+        sampling = Sampling(
+            jnp.float32(request.temperature), jnp.float32(request.top_p), jnp.int32(request.top_k), key
+        )
+        return Prompt(jnp.asarray(tokens), jnp.int32(length), jnp.int32(request.max_new_tokens), sampling)
+
+
+def prompt_bucket(length: int) -> int:
+    """The padded length of a prompt of `length` tokens.
+
+    Raises:
+      InputError: it is longer than the largest bucket.
+    """
+    for bucket in PROMPT_BUCKETS:
+        if length <= bucket:
+            return bucket
+    raise InputError(f"a prompt of {length} tokens exceeds the largest bucket of {PROMPT_BUCKETS[-1]}")
+
+
+def cache_size_for(prompt_length: int, max_new_tokens: int, path_length: int) -> int:
+    """Cache positions that a request needs, in multiples of 64 so that few sizes compile."""
+    needed = max(prompt_bucket(prompt_length), prompt_length + max_new_tokens + path_length)
+    return -(-needed // 64) * 64

@@ -1,0 +1,156 @@
+"""The training loss of EAGLE-2 and HASS, computed over chunks of supervised positions.
+
+Logits never exist for a whole batch. Supervised positions are gathered to the front and taken a chunk at a time; the
+verifier's target distribution is computed once per chunk for all passes, and a chunk's gradient with respect to the
+predicted features is computed with its loss, so no logits are kept or recomputed for the backward pass.
+
+Shapes: P passes, R supervised rows (padded), c chunk rows, D model width, W draft vocabulary.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from taps_jax.numerics import top_k
+
+
+@dataclasses.dataclass(frozen=True)
+class LossWeights:
+    """Parts of the loss per pass (TAPS/HASS, "harmonized objective distillation").
+
+    Attributes:
+      feature: of the smooth-L1 distance to the verifier's next feature.
+      soft: of the cross-entropy against the verifier's distribution.
+      topk: of the cross-entropy over its `topk_size` most probable tokens; 0 gives EAGLE-2.
+      topk_size: K.
+    """
+
+    feature: float = 1.0
+    soft: float = 0.1
+    topk: float = 1.0
+    topk_size: int = 10
+
+
+class LossParts(NamedTuple):
+    """Sums over supervised positions, each [P] float32.
+
+    Attributes:
+      feature, soft, topk: the unweighted parts.
+      agreement: positions where the drafter's most probable token is the verifier's.
+    """
+
+    feature: Array
+    soft: Array
+    topk: Array
+    agreement: Array
+
+
+def distillation_loss(
+    predictions: Array, targets: Array, supervised: Array, head: Array, weights: LossWeights, chunk: int = 256
+) -> tuple[Array, LossParts]:
+    """Loss summed over passes and averaged over supervised positions.
+
+    Args:
+      predictions: [P, B, T, D], predicted features.
+      targets: [B, T, D], the verifier's features one position later.
+      supervised: [B, T] bool.
+      head: [W, D], frozen; the distributions are over its rows.
+      weights: of the parts.
+      chunk: rows whose logits exist at once.
+    Returns:
+      The loss, and its parts averaged the same way (divided by count + 1e-5, as the original does: 0 when no position
+      is supervised).
+    """
+    positions = supervised.size
+    flat = supervised.reshape(-1)
+    padded = -(-positions // chunk) * chunk
+    (index,) = jnp.nonzero(flat, size=padded, fill_value=positions)
+    valid = index < positions
+    rows = jnp.minimum(index, positions - 1)
+    prediction_rows = predictions.reshape(predictions.shape[0], positions, -1)[:, rows]
+    target_rows = jax.lax.stop_gradient(targets.reshape(positions, -1)[rows])
+    total, parts = _summed_loss((weights, chunk), prediction_rows, target_rows, valid, head)
+    scale = 1 / (jnp.sum(flat) + 1e-5)
+    return total * scale, jax.tree.map(lambda part: part * scale, parts)
+
+
+def chunk_loss(
+    predictions: Array, targets: Array, valid: Array, head: Array, weights: LossWeights
+) -> tuple[Array, LossParts]:
+    """Summed loss of some rows, logits in full; the definition that the chunked form follows.
+
+    Args:
+      predictions: [P, c, D].
+      targets: [c, D].
+      valid: [c] bool.
+      head: [W, D].
+    """
+    keep = valid.astype(jnp.float32)
+    target_log_p = jax.nn.log_softmax(_logits(targets, head), axis=-1)
+    target_p = jnp.exp(target_log_p)
+    top_p, top_token = top_k(target_p, weights.topk_size)
+    logits = _logits(predictions, head)
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    # Cross-entropies need logits and their normaliser only, never a whole log-softmax.
+    soft = normaliser - jnp.einsum("cw,pcw->pc", target_p, logits)
+    top_logits = jnp.take_along_axis(logits, top_token[None], axis=-1)
+    topk = jnp.sum(top_p * (normaliser[..., None] - top_logits), axis=-1)
+    difference = jnp.abs(predictions.astype(jnp.float32) - targets.astype(jnp.float32))
+    feature = jnp.mean(jnp.where(difference < 1, 0.5 * difference**2, difference - 0.5), axis=-1)
+    agrees = top_logits[..., 0] >= jnp.max(logits, axis=-1)
+    parts = LossParts(*(jnp.sum(part * keep, axis=-1) for part in (feature, soft, topk, agrees)))
+    loss = weights.feature * parts.feature + weights.soft * parts.soft + weights.topk * parts.topk
+    return jnp.sum(loss), parts
+
+
+def _logits(features: Array, head: Array) -> Array:
+    return jnp.einsum("...d,wd->...w", features.astype(head.dtype), head, preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed_loss(settings, predictions, targets, valid, head):
+    return _over_chunks(settings, predictions, targets, valid, head, with_gradient=False)[0]
+
+
+def _summed_loss_forward(settings, predictions, targets, valid, head):
+    return _over_chunks(settings, predictions, targets, valid, head, with_gradient=True)
+
+
+def _summed_loss_backward(settings, gradient, cotangents):
+    return (gradient * cotangents[0]).astype(gradient.dtype), None, None, None
+
+
+_summed_loss.defvjp(_summed_loss_forward, _summed_loss_backward)
+
+
+def _over_chunks(settings, predictions, targets, valid, head, with_gradient):
+    """((loss, parts), gradient or None) of predictions [P, R, D], chunk by chunk; chunks without valid rows cost
+    nothing."""
+    weights, chunk = settings
+    passes, rows, width = predictions.shape
+    as_chunks = (
+        predictions.reshape(passes, rows // chunk, chunk, width).swapaxes(0, 1),
+        targets.reshape(-1, chunk, width),
+        valid.reshape(-1, chunk),
+    )
+    function = functools.partial(chunk_loss, weights=weights)
+    if with_gradient:
+        function = jax.value_and_grad(function, has_aux=True)
+
+    def body(total, args):
+        evaluate = lambda: function(*args, head)  # noqa: E731
+        shapes = jax.eval_shape(evaluate)
+        skip = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)  # noqa: E731
+        result = jax.lax.cond(jnp.any(args[2]), evaluate, skip)
+        sums, gradient = result if with_gradient else (result, None)
+        return jax.tree.map(jnp.add, total, sums), gradient
+
+    zero = (jnp.zeros(()), LossParts(*(jnp.zeros(passes) for _ in range(4))))
+    sums, gradients = jax.lax.scan(body, zero, as_chunks)
+    if with_gradient:
+        gradients = gradients.swapaxes(0, 1).reshape(passes, rows, width)
+    return sums, gradients
