@@ -1,6 +1,7 @@
 """Loading a verifier by name: the embedded default, a GGUF file, a directory or a hub id."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -44,6 +45,7 @@ class Verifier:
     def module(self) -> Llama:
         return Llama(self.config)
 
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Identifies weights and tokenizer, for drafters to say which verifier they were trained on.
 

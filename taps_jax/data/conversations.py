@@ -1,4 +1,7 @@
-"""Conversations to train on: rows of {"messages": [{"role", "content"}, ...]}."""
+"""Conversations to train on: rows of {"messages": [{"role", "content"}, ...], "complete": true}.
+
+`complete` may be left out; false says that the last answer was cut off.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -12,9 +15,13 @@ Message = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """Messages with alternating user and assistant roles, an optional system message first."""
+    """Messages with alternating user and assistant roles, an optional system message first.
+
+    `complete` is false when the last answer was cut off before its end.
+    """
 
     messages: tuple[Message, ...]
+    complete: bool = True
 
 
 def read_conversations(path: Path) -> list[Conversation]:
@@ -23,7 +30,7 @@ def read_conversations(path: Path) -> list[Conversation]:
     Raises:
       InputError: a row is malformed, or there are none; the message names the line.
     """
-    conversations = [Conversation(_messages(place, row)) for place, row in read_rows(path)]
+    conversations = [Conversation(_messages(place, row), row.get("complete", True)) for place, row in read_rows(path)]
     if not conversations:
         raise InputError(f"{path}: no conversations found")
     return conversations

@@ -1,12 +1,12 @@
 """Reading and writing JSON lines, with errors that name the line."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from taps_jax.errors import InputError
+from taps_jax.files import replacing
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -36,21 +36,3 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Writes one JSON object per line; the file appears only when complete."""
     with replacing(path) as temporary:
         temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-
-
-class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as temporary
-    """A temporary name beside `path` that takes its place when the block ends without an error."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._temporary = path.with_name(path.name + ".part")
-
-    def __enter__(self) -> Path:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        return self._temporary
-
-    def __exit__(self, kind, error, trace) -> None:
-        if kind is None:
-            os.replace(self._temporary, self._path)
-        else:
-            self._temporary.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Conversations as token ids, through the verifier's own chat template."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ class Encoded(NamedTuple):
     answer: np.ndarray
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[int, ...]:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> tuple[int, ...]:
     """Ids of `messages` up to where the assistant's next answer begins.
 
     The template writes every special token, so the tokenizer adds none.
@@ -33,18 +34,27 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -
 
 
 def encode_conversation(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], stop_tokens: tuple[int, ...]
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    stop_tokens: tuple[int, ...],
+    complete: bool = True,
 ) -> Encoded | None:
     """Ids of a whole conversation and which of them the assistant wrote.
 
     Answer boundaries come from rendering the conversation up to each answer, not from searching for markers, which an
-    answer's text may contain. An answer ends with its first stop token after its text.
+    answer's text may contain. An answer ends with the stop token that the template writes after its text.
 
+    Args:
+      tokenizer: with a chat template.
+      messages: the conversation.
+      stop_tokens: ids that end an answer.
+      complete: false if the last answer was cut off: the result then ends with its text, for the end of turn that the
+        template adds is not the verifier's.
     Returns:
       None if what precedes an answer is not a prefix of the whole, as with templates that rewrite earlier turns.
     """
     whole = _ids(tokenizer, messages, add_generation_prompt=False)
-    answer = np.zeros(len(whole), bool)
+    answer, end = np.zeros(len(whole), bool), len(whole)
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -53,8 +63,10 @@ def encode_conversation(
         if whole[: len(before)] != before or whole[: len(through)] != through:
             return None
         ends = [at for at in range(len(before), len(through)) if through[at] in stop_tokens]
-        answer[len(before) : ends[-1] + 1 if ends else len(through)] = True
-    return Encoded(np.asarray(whole, np.int32), answer)
+        end = ends[-1] if ends else len(through)
+        answer[len(before) : end + 1] = True
+    size = len(whole) if complete else end
+    return Encoded(np.asarray(whole[:size], np.int32), answer[:size])
 
 
 def supervised_positions(answer: np.ndarray) -> np.ndarray:
@@ -70,8 +82,8 @@ def supervised_positions(answer: np.ndarray) -> np.ndarray:
     return supervised
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+def _ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
     if not tokenizer.chat_template:
         raise InputError("the verifier's tokenizer has no chat template")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
     return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -50,7 +50,13 @@ class LossParts(NamedTuple):
 
 
 def distillation_loss(
-    predictions: Array, targets: Array, supervised: Array, head: Array, weights: LossWeights, chunk: int = 256
+    predictions: Array,
+    targets: Array,
+    supervised: Array,
+    head: Array,
+    weights: LossWeights,
+    chunk: int = 256,
+    count: Array | None = None,
 ) -> tuple[Array, LossParts]:
     """Loss summed over passes and averaged over supervised positions.
 
@@ -61,6 +67,8 @@ def distillation_loss(
       head: [W, D], frozen; the distributions are over its rows.
       weights: of the parts.
       chunk: rows whose logits exist at once.
+      count: [] what to divide by, for a batch that is one of several whose losses are added; its own supervised
+        positions if None.
     Returns:
       The loss, and its parts averaged the same way (divided by count + 1e-5, as the original does: 0 when no position
       is supervised).
@@ -74,7 +82,7 @@ def distillation_loss(
     prediction_rows = predictions.reshape(predictions.shape[0], positions, -1)[:, rows]
     target_rows = jax.lax.stop_gradient(targets.reshape(positions, -1)[rows])
     total, parts = _summed_loss((weights, chunk), prediction_rows, target_rows, valid, head)
-    scale = 1 / (jnp.sum(flat) + 1e-5)
+    scale = 1 / ((jnp.sum(flat) if count is None else count) + 1e-5)
     return total * scale, jax.tree.map(lambda part: part * scale, parts)
 
 

@@ -1,0 +1,52 @@
+"""Every field of a training configuration, with the values of TAPS's HASS drafters as defaults."""
+
+from ml_collections import ConfigDict
+
+
+def base_config() -> ConfigDict:
+    """A locked configuration: setting a field that is not here is an error."""
+    config = ConfigDict()
+    config.verifier = "meta-llama/Meta-Llama-3-8B-Instruct"
+    config.seed = 0
+
+    config.data = ConfigDict()
+    config.data.conversations = ()  # JSON lines files of {"messages": [...]}
+    config.data.max_length = 1024  # tokens per row; longer conversations are cut
+    config.data.batch_size = 32  # rows per optimizer step, over all devices
+    config.data.accumulate = 1  # parts a step's rows are split into, to save memory
+    config.data.draft_vocabulary = 0  # token ids the drafter may propose; 0 is all
+
+    config.features = ConfigDict()
+    config.features.source = "cached"  # "cached": computed once, kept in the workdir; "online": in every step
+    config.features.dtype = "bfloat16"  # of the cache; "float16" is finer, and refused when a value does not fit
+
+    config.drafter = ConfigDict()
+    config.drafter.fc_bias = False
+    config.drafter.init_from = ""  # a drafter directory to start from
+
+    config.objective = ConfigDict()
+    config.objective.passes = 3
+    config.objective.feature_weight = 1.0
+    config.objective.soft_weight = 0.1
+    config.objective.topk_weight = 1.0
+    config.objective.topk = 10
+    config.objective.noise = 0.2  # feature noise is uniform in +-noise/2 * 512 / row length
+    config.objective.zero_logit_mask = False
+
+    config.optimizer = ConfigDict()
+    config.optimizer.learning_rate = 3e-5
+    config.optimizer.total_steps = 40_375
+    config.optimizer.warmup_steps = 404
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.95
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.clip_value = 0.5  # of every gradient element
+
+    config.mesh = ConfigDict()
+    config.mesh.data = 0  # 0: all devices that `tensor` leaves
+    config.mesh.tensor = 1  # devices that share one copy of the verifier
+
+    config.log_every = 10
+    config.checkpoint_every = 500
+    config.keep_checkpoints = 2
+    return config.lock()

@@ -1,0 +1,172 @@
+"""The verifier's features of training rows: computed in every step, or once into memory-mapped shards.
+
+A cache folder holds `index.json` (what it belongs to and which rows each shard has) and one `.npy` file per shard with
+the features of its rows one after another, [tokens, D]. Shards appear when complete, so an interrupted run goes on
+with the first one missing.
+"""
+
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from taps_jax.data.batches import Example, pad_rows
+from taps_jax.errors import InputError
+from taps_jax.files import replacing
+from taps_jax.models.llama import Llama, causal_mask
+
+_SHARD_TOKENS = 32_768
+_BATCH_TOKENS = 2_048
+_LENGTH_STEP = 64  # rows are padded to a multiple, so that few lengths compile
+Progress = Callable[[Iterable, str, int], Iterable]
+
+
+class FeatureSource(Protocol):
+    """Where a training step's features come from."""
+
+    def __call__(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray | Array:
+        """Features [B, T, D] of `rows` [B], whose padded tokens are [B, T]."""
+        ...
+
+
+@functools.partial(jax.jit, static_argnames=("module",))
+def verifier_features(module: Llama, params: dict, tokens: Array) -> Array:
+    """Features [B, T, D] of rows padded on the right, tokens [B, T]; padding is never seen, being later."""
+    size = tokens.shape[1]
+    return module.apply({"params": params}, tokens, jnp.arange(size)[None], causal_mask(size))[0]
+
+
+class OnlineFeatures:
+    """Features computed when they are needed."""
+
+    def __init__(self, module: Llama, params: dict):
+        self._module, self._params = module, params
+
+    def __call__(self, rows: np.ndarray, tokens: np.ndarray) -> Array:
+        return verifier_features(self._module, self._params, jnp.asarray(tokens))
+
+
+class CachedFeatures:
+    """Features read from a cache folder."""
+
+    def __init__(self, shards: list[np.ndarray], places: list[tuple[int, int, int]]):
+        self._shards, self._places = shards, places
+
+    def __call__(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        return pad_rows([self.row(int(row)) for row in rows], tokens.shape[1])
+
+    def row(self, row: int) -> np.ndarray:
+        """Features [t, D] of one row."""
+        shard, start, length = self._places[row]
+        return np.asarray(self._shards[shard][start : start + length])
+
+
+def cache_features(
+    folder: Path,
+    module: Llama,
+    params: dict,
+    examples: list[Example],
+    fingerprint: str,
+    dtype: str,
+    progress: Progress,
+) -> CachedFeatures:
+    """Opens the cache of `examples` in `folder`, computing what is missing.
+
+    Args:
+      folder: created if absent; contents that belong to other rows or another verifier are replaced.
+      module, params: the verifier.
+      examples: the training rows.
+      fingerprint: of the verifier.
+      dtype: "bfloat16" or "float16".
+      progress: wraps an iterable of shards, given (shards, title, total).
+    Raises:
+      InputError: the disk is too small, or a feature does not fit in float16.
+    """
+    lengths = [len(example.tokens) for example in examples]
+    plan = _plan(lengths)
+    width = module.config.hidden_size
+    key = _key(examples, fingerprint, dtype)
+    index = folder / "index.json"
+    if not index.exists() or json.loads(index.read_text()).get("key") != key:
+        shutil.rmtree(folder, ignore_errors=True)
+        with replacing(index) as temporary:
+            temporary.write_text(json.dumps({"key": key, "dtype": dtype, "width": width, "shards": plan}, indent=1))
+    missing = [number for number in range(len(plan)) if not _shard(folder, number).exists()]
+    if missing:
+        _check_space(folder, sum(lengths[row] for number in missing for row in plan[number]) * width * 2)
+        for number in progress(missing, "verifier features", len(missing)):
+            rows = [examples[row].tokens for row in plan[number]]
+            _write_shard(_shard(folder, number), _compute(module, params, rows), dtype)
+    places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(examples)
+    for number, rows in enumerate(plan):
+        start = 0
+        for row in rows:
+            places[row] = (number, start, lengths[row])
+            start += lengths[row]
+    shards = [np.load(_shard(folder, number), mmap_mode="r").view(jnp.dtype(dtype)) for number in range(len(plan))]
+    return CachedFeatures(shards, places)
+
+
+def _plan(lengths: list[int]) -> list[list[int]]:
+    """Rows of each shard, shortest first, so that rows computed together are about as long."""
+    shards: list[list[int]] = []
+    size = _SHARD_TOKENS
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        if size >= _SHARD_TOKENS:
+            shards.append([])
+            size = 0
+        shards[-1].append(row)
+        size += lengths[row]
+    return shards
+
+
+def _key(examples: list[Example], fingerprint: str, dtype: str) -> str:
+    digest = hashlib.sha256(f"{fingerprint} {dtype} {len(examples)}".encode())
+    for example in examples:
+        digest.update(len(example.tokens).to_bytes(4, "little"))
+        digest.update(example.tokens.tobytes())
+    return digest.hexdigest()
+
+
+def _shard(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.npy"
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InputError(
+            f"{folder}: the feature cache needs {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free; "
+            "set features.source='online' to compute features in every step instead"
+        )
+
+
+def _compute(module: Llama, params: dict, rows: list[np.ndarray]) -> list[np.ndarray]:
+    features = []
+    start = 0
+    while start < len(rows):
+        padded = -(-len(rows[-1]) // _LENGTH_STEP) * _LENGTH_STEP
+        count = max(1, _BATCH_TOKENS // padded)
+        group = rows[start : start + count]
+        filler = [np.zeros(1, np.int32)] * (count - len(group))  # every batch has the same shape
+        tokens = pad_rows(group + filler, padded)
+        out = np.asarray(verifier_features(module, params, jnp.asarray(tokens)).astype(jnp.float32))
+        features += [out[index, : len(row)] for index, row in enumerate(group)]
+        start += count
+    return features
+
+
+def _write_shard(path: Path, features: list[np.ndarray], dtype: str) -> None:
+    values = np.concatenate(features)
+    if dtype == "float16" and np.abs(values).max() > np.finfo(np.float16).max:
+        raise InputError(f"{path}: a feature exceeds {np.finfo(np.float16).max:.0f}, set features.dtype='bfloat16'")
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.save(file, values.astype(jnp.dtype(dtype)).view(np.uint16))  # .npy has no name for bfloat16
