@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 from tqdm import tqdm
 
 from taps_jax.errors import report_input_errors
@@ -19,6 +19,8 @@ def run(main: Callable[[], None]) -> None:
         if len(argv) > 1:
             print(f"error: unexpected argument {argv[1]!r}, options look like --name=value", file=sys.stderr)
             sys.exit(1)
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
         use_compile_cache()
         report_input_errors(main)
 
@@ -32,9 +34,9 @@ def use_compile_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(base / "taps_jax" / "xla"))
 
 
-def progress(items: Iterable, title: str, total: int | None = None) -> Iterable:
-    """`items` with a progress bar on stderr that names what is going on."""
-    return tqdm(items, desc=title, total=total, file=sys.stderr, dynamic_ncols=True, mininterval=0.5)
+def progress(items: Iterable, title: str, total: int | None = None, initial: int = 0) -> tqdm:
+    """`items` with a progress bar on stderr that names what is going on; `initial` of `total` are done already."""
+    return tqdm(items, desc=title, total=total, initial=initial, file=sys.stderr, dynamic_ncols=True, mininterval=0.5)
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

@@ -11,11 +11,13 @@ from absl import flags
 
 from taps_jax import cli
 from taps_jax.checkpoints.verifier import load_verifier
+from taps_jax.data.answering import answer_questions
 from taps_jax.data.jsonl import read_rows, write_rows
 from taps_jax.data.questions import read_questions
-from taps_jax.data.regenerate import write_answers
+from taps_jax.data.regenerate import conversation_rows
 from taps_jax.errors import InputError
 from taps_jax.speculative.decode import Models, Weights
+from taps_jax.speculative.engine import engine_factory
 
 _VERIFIER = flags.DEFINE_string("verifier", "smollm2", "smollm2, a GGUF file, a directory or a hub id.")
 _QUESTIONS = flags.DEFINE_list("questions", None, "Question files in MT-Bench format.", required=True)
@@ -36,16 +38,18 @@ def main() -> None:
     if _NUM_QUESTIONS.value and _NUM_QUESTIONS.value < len(questions):
         questions = [questions[i * len(questions) // _NUM_QUESTIONS.value] for i in range(_NUM_QUESTIONS.value)]
     verifier = load_verifier(_VERIFIER.value)
-    answers = write_answers(
+    make_engine = engine_factory(
         Models(verifier.module),
         Weights(verifier.params),
-        verifier.tokenizer,
         verifier.stop_tokens,
-        questions,
-        max_new_tokens=_MAX_NEW_TOKENS.value,
         batch_size=_BATCH_SIZE.value,
+        max_new_tokens=_MAX_NEW_TOKENS.value,
     )
-    rows = list(cli.progress(answers, "writing answers", len(questions)))
+    answers = answer_questions(
+        make_engine, verifier.tokenizer, verifier.stop_tokens, questions, _MAX_NEW_TOKENS.value
+    )
+    rows = conversation_rows(answers, verifier.stop_tokens)
+    rows = list(cli.progress(rows, "writing answers", len(questions)))
     if _COMPARE.value:
         same = sum(json.dumps(row) == json.dumps(expected.get(row["id"])) for row in rows)
         print(f"answers: {same}/{len(rows)} identical to {_COMPARE.value}")

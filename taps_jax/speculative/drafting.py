@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from taps_jax.models.cache import KVCache, append
-from taps_jax.models.drafter import Drafter, stacked
+from taps_jax.models.drafter import Drafter, stack_specialists, stacked
 from taps_jax.models.layers import attend, project
 from taps_jax.numerics import top_k as best_of
 from taps_jax.speculative.tree import DraftTree, TreeShape, ancestor_matrix
@@ -30,6 +30,23 @@ class DrafterWeights(NamedTuple):
     embedding: Array
     head: Array
     vocabulary: Array | None
+
+
+def drafter_weights(
+    specialists: list[dict], embedding: Array, head: Array, vocabulary: Array | None
+) -> DrafterWeights:
+    """Stacks specialists and takes the head's rows of their draft vocabulary, once.
+
+    Args:
+      specialists: parameters of N drafters of one shape, cast to the embedding's dtype.
+      embedding, head: the verifier's, each [V, D].
+      vocabulary: [W] int32 ids, or None for all.
+    """
+    cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, embedding.dtype), stack_specialists(specialists))
+    if vocabulary is None:
+        return DrafterWeights(cast, embedding, head, None)
+    ids = jnp.asarray(vocabulary, jnp.int32)
+    return DrafterWeights(cast, embedding, head[ids], ids)
 
 
 class CommittedPairs(NamedTuple):

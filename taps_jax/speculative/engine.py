@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,11 @@ class Completion:
 
 
 class Engine:
-    """Decodes requests with a fixed batch and cache; every prompt bucket and the step compile once."""
+    """Decodes requests with a fixed batch and cache; every prompt bucket and the step compile once.
+
+    Attributes:
+      seconds: time spent in `decode` so far, without what its caller does between completions.
+    """
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class Engine:
         self._models, self._weights = models, weights
         self._stop = jnp.asarray(stop_tokens, jnp.int32)
         self._batch, self._cache_size, self._max_new_tokens = batch_size, cache_size, max_new_tokens
+        self.seconds = 0.0
 
     def decode(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Yields completions as rows finish; requests are read from the iterable as rows become free.
@@ -90,6 +95,7 @@ class Engine:
         running: dict[int, tuple[int, float]] = {}  # row -> request index, start
         exhausted = False
         while True:
+            began = time.perf_counter()
             for row in range(self._batch):
                 if row in running or exhausted:
                     continue
@@ -104,10 +110,20 @@ class Engine:
                 return
             state = run(self._models, self._weights, state, self._stop, jnp.int32(_STEPS_BETWEEN_LOOKS))
             active, counts, steps = jax.device_get((state.active, state.count, state.steps))
+            now = time.perf_counter()
+            self.seconds += now - began
             for row in [row for row in running if not active[row]]:
                 index, start = running.pop(row)
                 tokens = np.asarray(state.output[row])[: counts[row]]
-                yield Completion(index, tuple(tokens.tolist()), int(steps[row]), time.perf_counter() - start)
+                yield Completion(index, tuple(tokens.tolist()), int(steps[row]), now - start)
+
+    def warm_up(self, prompt_lengths: Iterable[int]) -> None:
+        """Compiles everything that prompts of these lengths need and starts `seconds` afresh."""
+        for bucket in sorted({prompt_bucket(length) for length in prompt_lengths}):
+            length = min(bucket, self._cache_size - 2 - self._models.path_length)
+            for _ in self.decode([Request((0,) * length, min(2, self._max_new_tokens))]):
+                pass
+        self.seconds = 0.0
 
     def _prompt(self, request: Request) -> Prompt:
         length = len(request.tokens)
@@ -129,6 +145,20 @@ class Engine:
             jnp.float32(request.temperature), jnp.float32(request.top_p), jnp.int32(request.top_k), key
         )
         return Prompt(jnp.asarray(tokens), jnp.int32(length), jnp.int32(request.max_new_tokens), sampling)
+
+
+def engine_factory(
+    models: Models, weights: Weights, stop_tokens: tuple[int, ...], *, batch_size: int, max_new_tokens: int
+) -> Callable[[int], Engine]:
+    """A function from the longest prompt's length to an engine whose cache fits it with `max_new_tokens` more."""
+
+    def make(longest_prompt: int) -> Engine:
+        size = cache_size_for(longest_prompt, max_new_tokens, models.path_length)
+        return Engine(
+            models, weights, stop_tokens, batch_size=batch_size, cache_size=size, max_new_tokens=max_new_tokens
+        )
+
+    return make
 
 
 def prompt_bucket(length: int) -> int:

@@ -1,0 +1,203 @@
+"""Training a drafter from a configuration: data, features, steps, metrics, checkpoints, export."""
+
+import json
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from taps_jax import cli
+from taps_jax.checkpoints.hf_drafter import cast_params, check_fits, drafter_config, read_drafter, write_drafter
+from taps_jax.checkpoints.verifier import Verifier, default_dtype, load_verifier
+from taps_jax.data.batches import Example, batch_rows, pad_rows, to_example
+from taps_jax.data.conversations import read_conversations
+from taps_jax.data.tokenize import encode_conversation
+from taps_jax.data.vocabulary import frequent_tokens, uncovered_share
+from taps_jax.errors import InputError
+from taps_jax.models.config import DrafterConfig
+from taps_jax.models.drafter import Drafter, init_drafter
+from taps_jax.models.llama import embedding_table, head_table
+from taps_jax.sharding import make_mesh, replicated, rows_over_data, verifier_shardings
+from taps_jax.training.checkpoint import Checkpoints
+from taps_jax.training.features import FeatureSource, OnlineFeatures, cache_features
+from taps_jax.training.metrics import MetricsLog
+from taps_jax.training.objective import LossWeights
+from taps_jax.training.step import Batch, Frozen, init_state, make_optimizer, make_train_step
+
+_ROW_STEP = 32  # the row length of a run is the longest row's, rounded up to a multiple
+
+
+class Start(NamedTuple):
+    """What a run starts from: the drafter's shape, its first parameters and its draft vocabulary."""
+
+    config: DrafterConfig
+    params: dict
+    vocabulary: np.ndarray | None
+
+
+def train(config: ConfigDict, workdir: Path) -> Path:
+    """Trains the drafter that `config` describes, going on from the newest checkpoint in `workdir`.
+
+    Args:
+      config: as made by `base_config`.
+      workdir: gets `checkpoints/`, `features/`, `metrics.jsonl`, `config.json` and, at the end, `drafter/`.
+    Returns:
+      The exported drafter's directory.
+    Raises:
+      InputError: a setting or file is bad, or the workdir belongs to another run.
+    """
+    mesh = make_mesh(config.mesh.data, config.mesh.tensor)
+    verifier = load_verifier(config.verifier)
+    examples = load_examples(config.data.conversations, config.data.max_length, verifier)
+    start = _start(config, verifier, examples)
+    optimizer, schedule = make_optimizer(**config.optimizer)
+    objective = config.objective
+    if config.data.batch_size % (config.data.accumulate * mesh.shape["data"]):
+        raise InputError(
+            f"data.batch_size {config.data.batch_size} must be a multiple of data.accumulate "
+            f"{config.data.accumulate} times the {mesh.shape['data']} devices of the data axis"
+        )
+    train_step = make_train_step(
+        Drafter(start.config),
+        optimizer,
+        weights=LossWeights(objective.feature_weight, objective.soft_weight, objective.topk_weight, objective.topk),
+        passes=objective.passes,
+        noise=objective.noise,
+        zero_logit_mask=objective.zero_logit_mask,
+        seed=config.seed,
+        dtype=default_dtype(),
+    )
+    state = jax.device_put(init_state(start.params, optimizer), replicated(mesh))
+    checkpoints = Checkpoints(workdir / "checkpoints", config.keep_checkpoints, _identity(config, verifier, examples))
+    state = checkpoints.restore(state) or state
+    first, total = int(state.step), config.optimizer.total_steps
+    exported = workdir / "drafter"
+    if first < total:
+        head = head_table(verifier.params)
+        head = head if start.vocabulary is None else head[jnp.asarray(start.vocabulary)]
+        frozen = jax.device_put(Frozen(embedding_table(verifier.params), head), replicated(mesh))
+        params = jax.device_put(verifier.params, verifier_shardings(mesh, verifier.params))
+        source = _feature_source(config, workdir, verifier, params, examples)
+        log = MetricsLog(workdir / "metrics.jsonl", first)
+        batches = _Batches(config, examples, source, rows_over_data(mesh, axis=1))
+        bar = cli.progress(batches.after(first), "training", total, initial=first)
+        started, seen = time.perf_counter(), 0
+        for batch in bar:
+            state, metrics = train_step(state, frozen, batch)
+            step = int(state.step)
+            seen += int(batch.supervised.sum())
+            if step % config.log_every == 0 or step == total:
+                speed = seen / (time.perf_counter() - started)
+                bar.set_postfix_str(log.write(step, metrics, float(schedule(step - 1)), speed), refresh=False)
+                started, seen = time.perf_counter(), 0
+            if step % config.checkpoint_every == 0 or step == total:
+                checkpoints.save(step, state)
+            if step == total:
+                break
+    elif first:
+        print(f"{workdir}: already trained for {first} steps")
+    checkpoints.close()
+    write_drafter(exported, start.config, state.params, start.vocabulary, verifier.fingerprint)
+    return exported
+
+
+def load_examples(conversations: tuple[str, ...], max_length: int, verifier: Verifier) -> list[Example]:
+    """Training rows of some conversation files; prints how many there are and what was dropped.
+
+    Raises:
+      InputError: no files, a file is bad, or no row has an answer.
+    """
+    if not conversations:
+        raise InputError("data.conversations is empty, give at least one JSON lines file of conversations")
+    examples, rewritten, unanswered = [], 0, 0
+    for name in conversations:
+        for conversation in read_conversations(Path(name)):
+            encoded = encode_conversation(
+                verifier.tokenizer, conversation.messages, verifier.stop_tokens, conversation.complete
+            )
+            example = encoded and to_example(encoded, max_length)
+            rewritten += encoded is None
+            unanswered += encoded is not None and example is None
+            if example:
+                examples.append(example)
+    print(
+        f"conversations: {len(examples)} to train on with {sum(int(e.supervised.sum()) for e in examples)} supervised "
+        f"tokens; dropped {unanswered} without an answer within {max_length} tokens, {rewritten} whose template "
+        "rewrites earlier turns"
+    )
+    if not examples:
+        raise InputError(f"{', '.join(conversations)}: no conversation to train on")
+    return examples
+
+
+def _start(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> Start:
+    size = config.data.draft_vocabulary
+    vocabulary = None
+    if size:
+        answers = [example.tokens[2:][example.supervised[:-2]] for example in examples]
+        vocabulary = frequent_tokens(answers, size, verifier.stop_tokens, verifier.config.vocab_size)
+        print(f"draft vocabulary: {size} tokens, {uncovered_share(answers, vocabulary):.2%} of answers uncovered")
+    if not config.drafter.init_from:
+        shape = drafter_config(verifier.config, config.drafter.fc_bias)
+        return Start(shape, init_drafter(shape, jax.random.key(config.seed)), vocabulary)
+    loaded = read_drafter(Path(config.drafter.init_from), jnp.float32)
+    check_fits(loaded, verifier)
+    return Start(loaded.config, cast_params(loaded.params, jnp.float32), vocabulary)
+
+
+def _identity(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> dict:
+    """What a checkpoint must share with the run that continues it."""
+    fields = json.loads(config.to_json_best_effort())
+    for name in ("log_every", "checkpoint_every", "keep_checkpoints", "mesh", "features", "verifier"):
+        fields.pop(name)
+    fields["data"].pop("conversations")
+    return {**fields, "verifier_fingerprint": verifier.fingerprint, "examples": len(examples)}
+
+
+def _feature_source(config: ConfigDict, workdir: Path, verifier: Verifier, params, examples) -> FeatureSource:
+    if config.features.source == "online":
+        return OnlineFeatures(verifier.module, params)
+    if config.features.source != "cached" or config.features.dtype not in ("bfloat16", "float16"):
+        raise InputError(
+            f"features.source is {config.features.source!r}, features.dtype {config.features.dtype!r}; expected "
+            "'cached' or 'online', 'bfloat16' or 'float16'"
+        )
+    return cache_features(
+        workdir / "features",
+        verifier.module,
+        params,
+        examples,
+        verifier.fingerprint,
+        config.features.dtype,
+        cli.progress,
+    )
+
+
+class _Batches:
+    """Device batches of a run, in the order that its seed fixes."""
+
+    def __init__(self, config: ConfigDict, examples: list[Example], source: FeatureSource, sharding):
+        self._examples, self._source, self._sharding = examples, source, sharding
+        self._size, self._seed, self._accumulate = config.data.batch_size, config.seed, config.data.accumulate
+        longest = max(len(example.tokens) for example in examples)
+        self._length = -(-longest // _ROW_STEP) * _ROW_STEP
+        if self._size > len(examples):
+            raise InputError(f"data.batch_size is {self._size}, but there are only {len(examples)} rows to train on")
+
+    def after(self, step: int):
+        for epoch, rows in batch_rows(len(self._examples), self._size, self._seed, step):
+            chosen = [self._examples[row] for row in rows]
+            tokens = pad_rows([example.tokens for example in chosen], self._length)
+            parts = {
+                "tokens": tokens,
+                "features": self._source(rows, tokens),
+                "supervised": pad_rows([example.supervised for example in chosen], self._length),
+                "length": np.array([len(example.tokens) for example in chosen], np.int32),
+                "row": rows.astype(np.int32),
+            }
+            split = {name: part.reshape(self._accumulate, -1, *part.shape[1:]) for name, part in parts.items()}
+            yield Batch(**jax.device_put(split, self._sharding), epoch=jnp.int32(epoch))
