@@ -15,6 +15,7 @@ from taps_jax.checkpoints.keymap import flatten, unflatten
 from taps_jax.models.cache import KVCache, append, empty_cache
 from taps_jax.models.config import DrafterConfig
 from taps_jax.models.drafter import Drafter, init_drafter, stack_specialists, stacked
+from taps_jax.models.layers import attend
 from taps_jax.models.llama import causal_mask
 from tests.tiny import make_config
 
@@ -151,12 +152,9 @@ def test_stacked_stages_equal_the_whole():
     keys_values = stacked(drafter, Drafter.keys_values, (0, None))(params, x, positions)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), keys_values, new)
     queries = stacked(drafter, Drafter.queries, (0, None))(params, x, positions)
-    # A query's own position alone is what position 0 attends to: its value, once per head of the group.
-    groups = LAYER.num_attention_heads // LAYER.num_key_value_heads
-    first = jnp.repeat(new[1][:, :, :, :1], groups, axis=2).swapaxes(2, 3).reshape(3, 2, 1, -1)
-    finished = stacked(drafter, Drafter.finish, (0, 0))(params, x[:, :, :1], first)
-    np.testing.assert_allclose(finished, whole[:, :, :1], atol=1e-5)
-    assert queries.shape == (3, 2, 5, LAYER.num_attention_heads, LAYER.head_dim)
+    attended = jax.vmap(lambda *parts: attend(parts[0], parts[1:], causal_mask(5), None, None))(queries, *keys_values)
+    finished = stacked(drafter, Drafter.finish, (0, 0))(params, x, attended)
+    np.testing.assert_allclose(finished, whole, atol=1e-5)
 
 
 def test_cached_forward_equals_the_full_forward():
