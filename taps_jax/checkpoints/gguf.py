@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from taps_jax.checkpoints.keymap import fill
 from taps_jax.errors import InputError
-from taps_jax.models.config import LlamaConfig
+from taps_jax.models.config import LlamaConfig, llama_config_from_hf
 from taps_jax.models.llama import abstract_llama
 
 _SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
@@ -64,23 +64,22 @@ def gguf_config(reader: GGUFReader, path: Path) -> LlamaConfig:
     if scaled:
         raise InputError(f"{path}: rope scaling in GGUF files is not supported, use the Hugging Face checkpoint")
     read = lambda name: _field(reader, path, f"llama.{name}")  # noqa: E731
-    heads, width = read("attention.head_count"), read("embedding_length")
-    head_dim = _field(reader, path, "llama.attention.key_length", width // heads)
-    return LlamaConfig(
-        vocab_size=len(_field(reader, path, "tokenizer.ggml.tokens")),
-        hidden_size=width,
-        intermediate_size=read("feed_forward_length"),
-        num_hidden_layers=read("block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=_field(reader, path, "llama.attention.head_count_kv", heads),
-        head_dim=head_dim,
-        rms_norm_eps=_as_written(read("attention.layer_norm_rms_epsilon")),
-        rope_theta=_as_written(_field(reader, path, "llama.rope.freq_base", 10000.0)),
-        rope_scaling=None,
-        max_position_embeddings=read("context_length"),
-        tie_word_embeddings="output.weight" not in tensors,
-        attention_bias=any(name.endswith("attn_q.bias") for name in tensors),
-    )
+    optional = lambda name: _field(reader, path, f"llama.{name}", None)  # noqa: E731
+    fields = {
+        "vocab_size": len(_field(reader, path, "tokenizer.ggml.tokens")),
+        "hidden_size": read("embedding_length"),
+        "intermediate_size": read("feed_forward_length"),
+        "num_hidden_layers": read("block_count"),
+        "num_attention_heads": read("attention.head_count"),
+        "num_key_value_heads": optional("attention.head_count_kv"),
+        "head_dim": optional("attention.key_length"),
+        "rms_norm_eps": _as_written(read("attention.layer_norm_rms_epsilon")),
+        "rope_theta": _as_written(_field(reader, path, "llama.rope.freq_base", 10000.0)),
+        "max_position_embeddings": read("context_length"),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": any(name.endswith("attn_q.bias") for name in tensors),
+    }
+    return llama_config_from_hf(fields, str(path))
 
 
 def gguf_params(reader: GGUFReader, path: Path, config: LlamaConfig, dtype) -> dict:
@@ -127,21 +126,28 @@ def gguf_tokenizer(reader: GGUFReader, path: Path) -> PreTrainedTokenizerFast:
         )
     texts = _field(reader, path, "tokenizer.ggml.tokens")
     kinds = _field(reader, path, "tokenizer.ggml.token_type")
-    merges = [tuple(merge.split(" ")) for merge in _field(reader, path, "tokenizer.ggml.merges")]
+    if len(kinds) != len(texts):
+        raise InputError(f"{path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(texts)} tokens")
+    named = {}
+    for role, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        index = _field(reader, path, f"tokenizer.ggml.{field}_token_id", None)
+        if index is not None:
+            if not 0 <= index < len(texts):
+                raise InputError(f"{path}: tokenizer.ggml.{field}_token_id is {index}, there are {len(texts)} tokens")
+            named[f"{role}_token"] = texts[index]
     vocabulary = {text: index for index, text in enumerate(texts)}
-    # Llama 3 has merged words that no merge rule reaches; its own tokenizer looks whole words up first.
-    backend = Tokenizer(BPE(vocabulary, merges, ignore_merges=words == "llama-bpe"))
+    try:
+        merges = [tuple(merge.split(" ", 1)) for merge in _field(reader, path, "tokenizer.ggml.merges")]
+        # Llama 3 has merged words that no merge rule reaches; its own tokenizer looks whole words up first.
+        backend = Tokenizer(BPE(vocabulary, merges, ignore_merges=words == "llama-bpe"))
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise InputError(f"{path}: tokenizer.ggml.merges is not usable: {error}") from error
     backend.pre_tokenizer = pre_tokenizers.Sequence(splitters[words]())
     backend.decoder = decoders.ByteLevel()
     for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
         added = [text for text, kind in zip(texts, kinds, strict=True) if kind == wanted]
         add = backend.add_special_tokens if special else backend.add_tokens
         add([AddedToken(text, normalized=False, special=special) for text in added])
-    named = {}
-    for role, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        index = _field(reader, path, f"tokenizer.ggml.{field}_token_id", None)
-        if index is not None:
-            named[f"{role}_token"] = texts[index]
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=_field(reader, path, "tokenizer.chat_template", None),
@@ -162,9 +168,9 @@ def _field(reader: GGUFReader, path: Path, name: str, default: Any = _REQUIRED) 
     return default
 
 
-def _as_written(value: float) -> float:
-    """The shortest decimal that gives the stored float32: 1e-05 rather than 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
+def _as_written(value: Any) -> Any:
+    """The shortest decimal that gives a stored float32: 1e-05 rather than 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _hf_name(name: str) -> str:

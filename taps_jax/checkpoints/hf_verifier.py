@@ -65,15 +65,23 @@ def hf_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     """
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{directory}: no usable tokenizer: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # tokenizers raises bare Exceptions for a damaged file
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{directory}: no usable tokenizer: {reason}") from error
 
 
 def generation_stop_tokens(directory: Path) -> list[int]:
-    """End-of-sequence ids of `generation_config.json`, which may hold none, one or several."""
+    """End-of-sequence ids of `generation_config.json`, which may hold none, one or several.
+
+    Raises:
+      InputError: they are not integers.
+    """
     path = directory / "generation_config.json"
-    ids = read_json(path).get("eos_token_id") if path.exists() else None
-    return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]
+    found = read_json(path).get("eos_token_id") if path.exists() else None
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in ids):
+        raise InputError(f"{path}: eos_token_id is {found!r}, expected an id or a list of ids")
+    return ids
 
 
 def open_safetensors(path: Path, stack: ExitStack):

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from taps_jax.checkpoints.gguf import gguf_config, gguf_params, gguf_tokenizer, open_gguf
 from taps_jax.checkpoints.hf_verifier import generation_stop_tokens, hf_config, hf_params, hf_tokenizer
+from taps_jax.chat import render
 from taps_jax.errors import InputError
 from taps_jax.models.config import LlamaConfig
 from taps_jax.models.llama import Llama, embedding_table, head_table
@@ -96,7 +97,7 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_stops: list[int])
     if tokenizer.chat_template:
         answer = "~"
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-        tail = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)[2]
+        tail = render(tokenizer, turns, add_generation_prompt=False).rpartition(answer)[2]
         after = tokenizer(tail.lstrip(), add_special_tokens=False)["input_ids"]
         if after and after[0] in tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder):
             ids.add(after[0])

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from taps_jax.chat import render
 from taps_jax.data.conversations import Message
-from taps_jax.errors import InputError
 
 
 class Encoded(NamedTuple):
@@ -83,7 +83,5 @@ def supervised_positions(answer: np.ndarray) -> np.ndarray:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
-    if not tokenizer.chat_template:
-        raise InputError("the verifier's tokenizer has no chat template")
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    text = render(tokenizer, messages, add_generation_prompt)
     return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -86,12 +86,14 @@ def llama_config_from_hf(fields: dict[str, Any], where: str) -> LlamaConfig:
             problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         if fields.get("head_dim") is None and fields["hidden_size"] % heads:
             problems.append(f"hidden_size {fields['hidden_size']} is not a multiple of num_attention_heads {heads}")
+        elif _head_dim(fields) % 2:
+            problems.append(f"head_dim {_head_dim(fields)} is odd, rotary positions need pairs")
     if problems:
         raise InputError(f"{where}: " + "; ".join(problems))
     return LlamaConfig(
         **{name: fields[name] for name in _INTEGERS},
         num_key_value_heads=_kv_heads(fields),
-        head_dim=fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"],
+        head_dim=_head_dim(fields),
         rms_norm_eps=float(eps),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -128,6 +130,10 @@ def _kv_heads(fields: dict[str, Any]) -> int:
     return fields.get("num_key_value_heads") or fields["num_attention_heads"]
 
 
+def _head_dim(fields: dict[str, Any]) -> int:
+    return fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+
+
 def _rope(fields: dict[str, Any], problems: list[str]) -> tuple[float, Llama3RopeScaling | None]:
     """Rotary base and scaling; transformers 5 keeps both in `rope_parameters`, 4 in two fields."""
     parameters = fields.get("rope_parameters") or {}
@@ -149,5 +155,8 @@ def _rope(fields: dict[str, Any], problems: list[str]) -> tuple[float, Llama3Rop
     bad = [name for name in names if not _is_number(scaling.get(name)) or scaling[name] <= 0]
     if bad:
         problems.append(f"llama3 rope scaling needs positive numbers for {', '.join(bad)}")
+        return float(theta), None
+    if scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
+        problems.append("llama3 rope scaling needs high_freq_factor above low_freq_factor")
         return float(theta), None
     return float(theta), Llama3RopeScaling(**{name: scaling[name] for name in names})

@@ -98,7 +98,8 @@ def inverse_frequencies(config: LlamaConfig) -> np.ndarray:
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
+    wavelengths = np.float32(2 * np.pi) / frequencies
+    turns = np.float32(scaling.original_max_position_embeddings) / wavelengths
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = np.clip(smooth, 0.0, 1.0).astype(np.float32)
     return ((1 - smooth) * frequencies / np.float32(scaling.factor) + smooth * frequencies).astype(np.float32)
