@@ -1,6 +1,6 @@
 """Trains a drafter.
 
-    python -m taps_jax.train --config=configs/smollm2.py --workdir=runs/smollm2 [--config.optimizer.total_steps=100]
+    python -m taps_jax.train --config=configs/smollm2.py --workdir=runs/smollm2 [--config.total_steps=100]
 
 The same command goes on where an interrupted run stopped. The trained drafter is in WORKDIR/drafter.
 """

@@ -143,6 +143,7 @@ def _read_vocabulary(path: Path, vocab_size: int) -> np.ndarray | None:
 def _write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     with replacing(path) as temporary:
         save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, temporary, {"format": "pt"})
+        temporary.chmod(0o644)  # save_file leaves it readable by its owner only
 
 
 def cast_params(params: dict, dtype) -> dict:

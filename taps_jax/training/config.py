@@ -8,6 +8,7 @@ def base_config() -> ConfigDict:
     config = ConfigDict()
     config.verifier = "meta-llama/Meta-Llama-3-8B-Instruct"
     config.seed = 0
+    config.total_steps = 40_375  # optimizer steps to train for
 
     config.data = ConfigDict()
     config.data.conversations = ()  # JSON lines files of {"messages": [...]}
@@ -35,8 +36,8 @@ def base_config() -> ConfigDict:
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = 3e-5
-    config.optimizer.total_steps = 40_375
     config.optimizer.warmup_steps = 404
+    config.optimizer.schedule_steps = 40_375  # the rate is 0 from here on
     config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.95
     config.optimizer.weight_decay = 0.01

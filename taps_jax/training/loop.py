@@ -74,7 +74,7 @@ def train(config: ConfigDict, workdir: Path) -> Path:
     state = jax.device_put(init_state(start.params, optimizer), replicated(mesh))
     checkpoints = Checkpoints(workdir / "checkpoints", config.keep_checkpoints, _identity(config, verifier, examples))
     state = checkpoints.restore(state) or state
-    first, total = int(state.step), config.optimizer.total_steps
+    first, total = int(state.step), config.total_steps
     exported = workdir / "drafter"
     if first < total:
         head = head_table(verifier.params)

@@ -65,18 +65,19 @@ class Metrics(NamedTuple):
 def make_optimizer(
     learning_rate: float,
     warmup_steps: int,
-    total_steps: int,
+    schedule_steps: int,
     *,
     b1: float,
     b2: float,
     weight_decay: float,
     clip_value: float,
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """AdamW with elementwise clipping; the rate rises linearly for `warmup_steps`, then falls linearly to 0."""
+    """AdamW with elementwise clipping; the rate rises for `warmup_steps`, then falls to 0 at `schedule_steps`, both
+    linearly."""
     schedule = optax.schedules.join_schedules(
         [
             optax.schedules.linear_schedule(0.0, learning_rate, warmup_steps),
-            optax.schedules.linear_schedule(learning_rate, 0.0, max(1, total_steps - warmup_steps)),
+            optax.schedules.linear_schedule(learning_rate, 0.0, max(1, schedule_steps - warmup_steps)),
         ],
         [warmup_steps],
     )
