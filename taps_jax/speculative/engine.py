@@ -71,14 +71,7 @@ class Engine:
         cache_size: int,
         max_new_tokens: int,
     ):
-        """See `cache_size_for` for a sufficient `cache_size`; `max_new_tokens` bounds every request's.
-
-        Raises:
-          InputError: the cache is longer than the verifier's positions.
-        """
-        most = models.verifier.config.max_position_embeddings
-        if cache_size > most + models.path_length:
-            raise InputError(f"a cache of {cache_size} tokens exceeds the verifier's max_position_embeddings of {most}")
+        """See `cache_size_for` for a sufficient `cache_size`; `max_new_tokens` bounds every request's."""
         self._models, self._weights = models, weights
         self._stop = jnp.asarray(stop_tokens, jnp.int32)
         self._batch, self._cache_size, self._max_new_tokens = batch_size, cache_size, max_new_tokens
@@ -130,6 +123,12 @@ class Engine:
         if not length or request.max_new_tokens < 1:
             raise InputError(f"a request needs a prompt and max_new_tokens >= 1, got {length} tokens and "
                              f"{request.max_new_tokens}")  # fmt: skip
+        most = self._models.verifier.config.max_position_embeddings
+        if length + request.max_new_tokens > most:
+            raise InputError(
+                f"a prompt of {length} tokens with {request.max_new_tokens} new ones exceeds the verifier's "
+                f"max_position_embeddings of {most}"
+            )
         needed = cache_size_for(length, request.max_new_tokens, self._models.path_length)
         if needed > self._cache_size or request.max_new_tokens > self._max_new_tokens:
             raise InputError(
