@@ -7,9 +7,10 @@ from pathlib import Path
 
 import jax
 from absl import app, flags, logging
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from taps_jax.errors import report_input_errors
+from taps_jax.errors import InputError, report_input_errors
 
 
 def run(main: Callable[[], None]) -> None:
@@ -25,6 +26,19 @@ def run(main: Callable[[], None]) -> None:
         report_input_errors(main)
 
     app.run(start, flags_parser=_parse_flags)
+
+
+def loaded_config(flag: flags.FlagHolder) -> ConfigDict:
+    """The value of a config-file flag.
+
+    Raises:
+      InputError: the file could not be loaded, which ml_collections says only when the value is first used.
+    """
+    try:
+        flag.value.keys()
+    except OSError as error:
+        raise InputError(" ".join(str(error).rpartition("failure to load: ")[2].split())) from error
+    return flag.value
 
 
 def use_compile_cache() -> None:

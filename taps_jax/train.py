@@ -19,7 +19,7 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 
 def main() -> None:
-    exported = train(_CONFIG.value, Path(_WORKDIR.value))
+    exported = train(cli.loaded_config(_CONFIG), Path(_WORKDIR.value))
     print(f"drafter written to {exported}")
 
 
