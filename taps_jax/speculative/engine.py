@@ -13,6 +13,7 @@ from taps_jax.speculative.decode import Models, Prompt, Weights, empty_state, in
 from taps_jax.speculative.sampling import Sampling
 
 PROMPT_BUCKETS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+OnTokens = Callable[[int, tuple[int, ...], bool], None]
 _STEPS_BETWEEN_LOOKS = 64  # with one row the device loop ends with it anyway; with more this bounds a progress bar's wait
 
 
@@ -77,8 +78,13 @@ class Engine:
         self._batch, self._cache_size, self._max_new_tokens = batch_size, cache_size, max_new_tokens
         self.seconds = 0.0
 
-    def decode(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def decode(self, requests: Iterable[Request], on_tokens: OnTokens | None = None) -> Iterator[Completion]:
         """Yields completions as rows finish; requests are read from the iterable as rows become free.
+
+        Args:
+          requests: prompts with their settings.
+          on_tokens: called after every step with each running request's index, its tokens so far, and whether it is
+            finished. It costs a look at the device per step.
 
         Raises:
           InputError: a request is empty, asks for no tokens, or does not fit the cache.
@@ -87,6 +93,7 @@ class Engine:
         queue = enumerate(requests)
         running: dict[int, tuple[int, float]] = {}  # row -> request index, start
         exhausted = False
+        most_steps = jnp.int32(1 if on_tokens else _STEPS_BETWEEN_LOOKS)
         while True:
             began = time.perf_counter()
             for row in range(self._batch):
@@ -101,14 +108,17 @@ class Engine:
                 state = insert(self._models, self._weights, state, jnp.int32(row), prompt, self._stop)
             if not running:
                 return
-            state = run(self._models, self._weights, state, self._stop, jnp.int32(_STEPS_BETWEEN_LOOKS))
+            state = run(self._models, self._weights, state, self._stop, most_steps)
             active, counts, steps = jax.device_get((state.active, state.count, state.steps))
             now = time.perf_counter()
             self.seconds += now - began
+            output = np.asarray(state.output) if on_tokens or not all(active[row] for row in running) else None
+            if on_tokens:
+                for row, (index, _) in running.items():
+                    on_tokens(index, tuple(output[row, : counts[row]].tolist()), not active[row])
             for row in [row for row in running if not active[row]]:
                 index, start = running.pop(row)
-                tokens = np.asarray(state.output[row])[: counts[row]]
-                yield Completion(index, tuple(tokens.tolist()), int(steps[row]), now - start)
+                yield Completion(index, tuple(output[row, : counts[row]].tolist()), int(steps[row]), now - start)
 
     def warm_up(self, prompt_lengths: Iterable[int]) -> None:
         """Compiles everything that prompts of these lengths need and starts `seconds` afresh."""
