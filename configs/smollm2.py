@@ -16,12 +16,12 @@ def get_config():
     config.verifier = "smollm2"
     config.data.conversations = (str(ASSETS / "answers" / "smollm2_train.jsonl"),)
     config.data.max_length = 320
-    config.data.batch_size = 8
+    config.data.batch_size = 4
     config.data.draft_vocabulary = 8192
     config.features.dtype = "float16"
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.schedule_steps = config.total_steps = 100
-    config.optimizer.warmup_steps = 10
-    config.log_every = 5
-    config.checkpoint_every = 50
+    config.optimizer.schedule_steps = config.total_steps = 300
+    config.optimizer.warmup_steps = 20
+    config.log_every = 10
+    config.checkpoint_every = 100
     return config
