@@ -12,6 +12,9 @@ from tqdm import tqdm
 
 from taps_jax.errors import InputError, report_input_errors
 
+# transformers would warn on every start that it has no PyTorch, which only its own models need.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
 
 def run(main: Callable[[], None]) -> None:
     """Parses flags, turns on the compile cache and runs `main`; bad input exits with one line and status 1."""
