@@ -12,7 +12,8 @@ def top_k(values: Array, k: int) -> tuple[Array, Array]:
     the barrier hides the slice from it. It sees two dimensions because XLA's fast path takes no more.
     """
     best, index = jax.lax.top_k(values.reshape(-1, values.shape[-1]), k)
-    best, index = jax.lax.optimization_barrier((best, index))
+    # One barrier each: a barrier over both breaks XLA's pass that takes top-k apart on several devices.
+    best, index = jax.lax.optimization_barrier(best), jax.lax.optimization_barrier(index)
     shape = (*values.shape[:-1], k)
     return best.reshape(shape), index.reshape(shape)
 
