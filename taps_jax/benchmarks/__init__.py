@@ -1,0 +1,1 @@
+"""Measurements of speed on the machine at hand."""
