@@ -1,0 +1,152 @@
+"""Growing and accepting trees against the slow plain-Python reference, ties included."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from taps_jax.models.cache import empty_cache
+from taps_jax.models.drafter import Drafter
+from taps_jax.models.layers import attend
+from taps_jax.models.llama import causal_mask
+from taps_jax.speculative.drafting import CommittedPairs, extend, grow
+from taps_jax.speculative.tree import DraftTree, TreeShape, accept, ancestor_matrix
+from tests.references.draft_tree import accept_greedy_reference, grow_reference
+from tests.tiny import CONFIG, make_decoder
+
+LENGTH = 5  # committed pairs the drafter has read
+SIZE = 16
+
+
+def random_tree(rng, nodes, vocabulary):
+    """Parents before children; few tokens, so siblings repeat; some slots unused."""
+    parent = np.array([0] + [rng.integers(0, node) for node in range(1, nodes)])
+    valid = rng.random(nodes) < 0.9
+    valid[0] = True
+    for node in range(1, nodes):
+        if not valid[parent[node]]:
+            valid[node] = False
+    parent = np.where(valid, parent, np.arange(nodes))
+    depth = np.zeros(nodes, int)
+    for node in range(1, nodes):
+        depth[node] = depth[parent[node]] + 1 if valid[node] else 0
+    return rng.integers(0, vocabulary, nodes), parent, depth, valid
+
+
+@pytest.mark.parametrize(("nodes", "vocabulary"), [(2, 2), (9, 3), (24, 2), (60, 3)])
+def test_accept_equals_the_reference(nodes, vocabulary):
+    rng = np.random.default_rng(nodes)
+    trees = [random_tree(rng, nodes, vocabulary) for _ in range(100)]
+    token, parent, depth, valid = (jnp.asarray(np.stack(part)) for part in zip(*trees, strict=True))
+    levels = int(depth.max()) + 1
+    floats = jnp.zeros(token.shape)
+    tree = DraftTree(token, parent, depth, floats, floats, ancestor_matrix(parent, levels), depth, valid)
+    best = jnp.asarray(rng.integers(0, vocabulary, token.shape))
+    path = jax.jit(accept, static_argnums=2)(tree, best, levels)
+    for row in range(len(trees)):
+        kept = [node for node in range(nodes) if valid[row, node]]
+        place = {node: index for index, node in enumerate(kept)}
+        rows = [
+            {"token": int(token[row, n]), "parent": place[int(parent[row, n])], "depth": int(depth[row, n])}
+            for n in kept
+        ]
+        want, bonus = accept_greedy_reference(rows, [int(best[row, node]) for node in kept])
+        count = int(path.count[row])
+        found = path.nodes[row, : count + 1].tolist()
+        assert [place[node] for node in found] == want
+        assert int(best[row, found[-1]]) == bonus
+        assert not np.any(path.nodes[row, count + 1 :])
+
+
+def committed(weights):
+    rng = np.random.default_rng(2)
+    features = jnp.asarray(rng.normal(size=(1, LENGTH, CONFIG.hidden_size)), jnp.float32)
+    return CommittedPairs(features, jnp.asarray(rng.integers(0, 48, (1, LENGTH))), jnp.full(1, LENGTH))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def dense(drafter, params, embeddings, features):
+    apply = functools.partial(drafter.apply, {"params": params})
+    positions = jnp.arange(SIZE)[None]
+    x = apply(embeddings, features, method=Drafter.fuse)
+    new = apply(x, positions, method=Drafter.keys_values)
+    attended = attend(apply(x, positions, method=Drafter.queries), new, causal_mask(SIZE), None, None)
+    return apply(x, attended, method=Drafter.finish)
+
+
+def log_probs_after(models, weights, specialist, path):
+    """The drafter's distribution after a path, one pair after another: each reads its own last prediction."""
+    params = jax.tree.map(lambda leaf: leaf[specialist], weights.params)
+    pairs = committed(weights)
+    tokens, features = pairs.tokens[0].tolist(), list(pairs.features[0])
+    for token in (*path, None):
+        pad = SIZE - len(tokens)
+        rows = jnp.concatenate([jnp.stack(features), jnp.zeros((pad, CONFIG.hidden_size))])[None]
+        embeddings = weights.embedding[jnp.asarray(tokens + [0] * pad)][None]
+        out = dense(models.drafter, params, embeddings, rows)[0, len(tokens) - 1]
+        if token is None:
+            return np.asarray(jax.nn.log_softmax(out @ weights.head.T), np.float64)
+        tokens.append(token)
+        features.append(out)
+
+
+def grown(models, weights, shape):
+    specialists = weights.params["fc"]["weight"].shape[0]
+    cache = empty_cache(models.drafter.config.layer, (specialists, 1), 32, jnp.float32)
+    output, cache = extend(models.drafter, weights, cache, jnp.zeros(1, jnp.int32), committed(weights))
+    return grow(models.drafter, weights, cache, jnp.full(1, LENGTH), output, jnp.array([7]), shape)
+
+
+@pytest.mark.parametrize("sizes", [(8, 3, 3), (5, 3, 1), (16, 2, 4), (40, 1, 3), (60, 4, 6)])
+def test_grown_trees_equal_the_reference(sizes):
+    shape = TreeShape(*sizes)
+    models, weights = make_decoder(shape, specialists=2)
+    trees = grown(models, weights.drafter, shape)
+    for specialist in range(2):
+        look_up = functools.cache(functools.partial(log_probs_after, models, weights.drafter, specialist))
+        want = grow_reference(look_up(()), look_up, shape.depth, shape.top_k, shape.total_token)
+        tree = jax.tree.map(lambda leaf, n=specialist: np.asarray(leaf[n, 0]), trees)
+        assert len(want) == shape.num_nodes == tree.token.shape[0]
+        assert tree.token[1:].tolist() == [node["token"] for node in want[1:]] and tree.token[0] == 7
+        assert tree.parent.tolist() == [node["parent"] for node in want]
+        assert tree.depth.tolist() == [node["depth"] for node in want]
+        np.testing.assert_allclose(tree.log_prob, [node["log_prob"] for node in want], atol=1e-4)
+        np.testing.assert_allclose(tree.entropy, [node["entropy"] for node in want], atol=1e-4)
+        assert set(tree.origin[1:]) == {1 << specialist} and tree.valid.all()
+
+
+def test_ties_go_to_the_lower_index():
+    """With a zero head every token is equally probable, exactly, in float32 and in float64."""
+    shape = TreeShape(12, 2, 3)
+    models, weights = make_decoder(shape)
+    weights = weights.drafter._replace(head=jnp.zeros((32, CONFIG.hidden_size)))
+    tree = jax.tree.map(lambda leaf: np.asarray(leaf[0, 0]), grown(models, weights, shape))
+    even = np.full(32, -5 * np.log(2))
+    want = grow_reference(even, lambda path: even, 2, 3, 12)
+    assert tree.token[1:].tolist() == [node["token"] for node in want[1:]]
+    assert tree.parent.tolist() == [node["parent"] for node in want]
+
+
+def test_a_draft_vocabulary_bounds_and_names_the_tokens():
+    shape = TreeShape(16, 2, 4)
+    ids = (3, 8, 9, 20, 31, 47)
+    models, weights = make_decoder(shape, vocabulary=ids)
+    tree = grown(models, weights.drafter, shape)
+    assert set(np.asarray(tree.token[0, 0, 1:]).tolist()) <= set(ids)
+    look_up = functools.cache(functools.partial(log_probs_after, models, weights.drafter, 0))
+    by_place = lambda path: look_up(tuple(ids[index] for index in path))  # noqa: E731
+    want = grow_reference(look_up(()), by_place, 2, 4, 16)
+    assert tree.token[0, 0, 1:].tolist() == [ids[node["token"]] for node in want[1:]]
+
+
+@pytest.mark.parametrize(("sizes", "nodes", "path"), [((60, 5, 10), 60, 7), ((8, 3, 1), 5, 5), ((2, 0, 1), 2, 2)])
+def test_sizes(sizes, nodes, path):
+    assert (TreeShape(*sizes).num_nodes, TreeShape(*sizes).path_length) == (nodes, path)
+
+
+@pytest.mark.parametrize("sizes", [(1, 3, 3), (8, -1, 3), (8, 3, 0)])
+def test_impossible_sizes_are_refused(sizes):
+    with pytest.raises(ValueError, match="total_token must be at least 2"):
+        TreeShape(*sizes)
