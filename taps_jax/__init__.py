@@ -1,10 +1,10 @@
 """taps_jax: train, evaluate and compose draft models for speculative decoding in JAX.
 
-    import taps_jax
+import taps_jax
 
-    verifier = taps_jax.load_verifier("smollm2")
-    drafter = taps_jax.load_drafter("runs/smollm2/drafter", verifier)
-    answers = taps_jax.generate(verifier, ["Why is the sky blue?"], drafter, max_new_tokens=64)
+verifier = taps_jax.load_verifier("smollm2")
+drafter = taps_jax.load_drafter("runs/smollm2/drafter", verifier)
+answers = taps_jax.generate(verifier, ["Why is the sky blue?"], drafter, max_new_tokens=64)
 """
 
 from typing import Any

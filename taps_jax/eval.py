@@ -1,6 +1,6 @@
 """Measures a drafter: acceptance length, speed against plain decoding, and whether the answers are the same.
 
-    python -m taps_jax.eval --verifier=smollm2 --drafter=runs/smollm2/drafter --questions=FILE[,FILE...]
+python -m taps_jax.eval --verifier=smollm2 --drafter=runs/smollm2/drafter --questions=FILE[,FILE...]
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Answers a prompt, or chats, with speculative decoding.
 
-    python -m taps_jax.generate --drafter=runs/smollm2/drafter --prompt="Why is the sky blue?"
-    python -m taps_jax.generate --drafter=runs/smollm2/drafter --chat
+python -m taps_jax.generate --drafter=runs/smollm2/drafter --prompt="Why is the sky blue?"
+python -m taps_jax.generate --drafter=runs/smollm2/drafter --chat
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Writes training conversations: the verifier's own answers to questions.
 
-    python -m taps_jax.regenerate --questions=FILE[,FILE...] --output=answers.jsonl
-    python -m taps_jax.regenerate --questions=FILE --compare=answers.jsonl --num_questions=16
+python -m taps_jax.regenerate --questions=FILE[,FILE...] --output=answers.jsonl
+python -m taps_jax.regenerate --questions=FILE --compare=answers.jsonl --num_questions=16
 """
 
 import json
@@ -45,9 +45,7 @@ def main() -> None:
         batch_size=_BATCH_SIZE.value,
         max_new_tokens=_MAX_NEW_TOKENS.value,
     )
-    answers = answer_questions(
-        make_engine, verifier.tokenizer, verifier.stop_tokens, questions, _MAX_NEW_TOKENS.value
-    )
+    answers = answer_questions(make_engine, verifier.tokenizer, verifier.stop_tokens, questions, _MAX_NEW_TOKENS.value)
     rows = conversation_rows(answers, verifier.stop_tokens)
     rows = list(cli.progress(rows, "writing answers", len(questions)))
     if _COMPARE.value:

@@ -36,7 +36,7 @@ def workspace(tmp_path_factory) -> Path:
     write_tiny_verifier(folder / "verifier")
     questions = [{"question_id": n, "turns": [" ".join(WORDS[n : n + 5]), WORDS[n]]} for n in range(4)]
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    messages = lambda n: [  # noqa: E731
+    messages = lambda n: [
         {"role": "user", "content": " ".join(WORDS[n : n + 4])},
         {"role": "assistant", "content": " ".join(WORDS[n : n + 8])},
     ]
@@ -82,7 +82,7 @@ def test_losses_do_not_depend_on_the_mesh(workspace, trained, mesh):
     flags = [*train_flags(workspace, steps=3), f"--workdir={workdir}", "--config.features.source=online"]
     done = run("taps_jax.train", *flags, f"--config.mesh.data={mesh[0]}", f"--config.mesh.tensor={mesh[1]}", devices=4)
     assert done.returncode == 0, done.stderr
-    losses = lambda folder: [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]  # noqa: E731
+    losses = lambda folder: [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     # The features of the single-device run went through a float16 cache.
     assert losses(workdir) == pytest.approx(losses(trained), rel=1e-3)
 

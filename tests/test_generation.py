@@ -54,7 +54,7 @@ def test_streamed_pieces_make_up_the_text(pair):
 
 def test_seeds(pair):
     verifier, drafter = pair
-    draw = lambda seed: [  # noqa: E731
+    draw = lambda seed: [
         a.tokens for a in taps_jax.generate(verifier, PROMPTS, drafter, max_new_tokens=16, temperature=1.0, seed=seed)
     ]
     assert draw(1) == draw(1) != draw(2)

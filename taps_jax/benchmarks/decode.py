@@ -27,7 +27,7 @@ _CACHE_SIZE = 320
 
 
 class Row(NamedTuple):
-    """One line of the report; `bound` is the least time in ms that the machine allows, or None where it says nothing."""
+    """One line of the report; `bound` is the least time in ms that the machine allows, None where that says nothing."""
 
     name: str
     timing: Timing
@@ -151,4 +151,3 @@ def _gigaflops(read_gb: float, rows: int, weights: Weights) -> float:
 
 def _name(shape: TreeShape) -> str:
     return f"{shape.total_token}/{shape.depth}/{shape.top_k}"
-

@@ -47,4 +47,3 @@ def _with_rotary_buffers(model, config):
 
     model.model.rotary_emb = LlamaRotaryEmbedding(config)
     return model
-

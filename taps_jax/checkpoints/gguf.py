@@ -33,7 +33,8 @@ _NAMES = {
 }
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of token in tokenizer.ggml.token_type
 _LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -63,8 +64,8 @@ def gguf_config(reader: GGUFReader, path: Path) -> LlamaConfig:
     scaled = "rope_freqs.weight" in tensors or reader.get_field("llama.rope.scaling.type") is not None
     if scaled:
         raise InputError(f"{path}: rope scaling in GGUF files is not supported, use the Hugging Face checkpoint")
-    read = lambda name: _field(reader, path, f"llama.{name}")  # noqa: E731
-    optional = lambda name: _field(reader, path, f"llama.{name}", None)  # noqa: E731
+    read = lambda name: _field(reader, path, f"llama.{name}")
+    optional = lambda name: _field(reader, path, f"llama.{name}", None)
     fields = {
         "vocab_size": len(_field(reader, path, "tokenizer.ggml.tokens")),
         "hidden_size": read("embedding_length"),

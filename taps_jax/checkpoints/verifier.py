@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from taps_jax.chat import render
 from taps_jax.checkpoints.gguf import gguf_config, gguf_params, gguf_tokenizer, open_gguf
 from taps_jax.checkpoints.hf_verifier import generation_stop_tokens, hf_config, hf_params, hf_tokenizer
-from taps_jax.chat import render
 from taps_jax.errors import InputError
 from taps_jax.models.config import LlamaConfig
 from taps_jax.models.llama import Llama, embedding_table, head_table

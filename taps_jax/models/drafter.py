@@ -88,5 +88,5 @@ def stacked(drafter: Drafter, method: Callable, in_axes: tuple) -> Callable:
       method: an unbound method, such as `Drafter.fuse`.
       in_axes: for each argument 0 if it has a leading axis N, None if all specialists share it.
     """
-    apply = lambda params, *args: drafter.apply({"params": params}, *args, method=method)  # noqa: E731
+    apply = lambda params, *args: drafter.apply({"params": params}, *args, method=method)
     return jax.vmap(apply, in_axes=(0, *in_axes))

@@ -102,7 +102,7 @@ def empty_state(models: Models, weights: Weights, batch: int, cache_size: int, m
     config = models.verifier.config
     dtype = weights.verifier["model"]["norm"]["weight"].dtype
     # Distinct buffers: a donated state must not hold the same one twice.
-    zeros = lambda: jnp.zeros(batch, jnp.int32)  # noqa: E731
+    zeros = lambda: jnp.zeros(batch, jnp.int32)
     slots = models.path_length
     drafter_cache = pairs = None
     if models.drafter:
@@ -126,7 +126,9 @@ def empty_state(models: Models, weights: Weights, batch: int, cache_size: int, m
 
 
 @functools.partial(jax.jit, static_argnames=("models",), donate_argnames=("state",))
-def insert(models: Models, weights: Weights, state: DecodeState, row: Array, prompt: Prompt, stop: Array) -> DecodeState:
+def insert(
+    models: Models, weights: Weights, state: DecodeState, row: Array, prompt: Prompt, stop: Array
+) -> DecodeState:
     """Reads a prompt into one row and chooses its first token; compiled once per prompt bucket T.
 
     Args:
@@ -145,8 +147,8 @@ def insert(models: Models, weights: Weights, state: DecodeState, row: Array, pro
     before = (prompt.length - 1)[None]
     logits = apply(last, method=Llama.logits)
     root = choose(logits, sampling, before, jnp.zeros((1, 1), jnp.int32), 1)[0, 0]
-    write = lambda old, rows: jax.lax.dynamic_update_slice(old, rows.astype(old.dtype), (row, 0, 0, 0))  # noqa: E731
-    set_row = lambda values, value: values.at[row].set(value)  # noqa: E731
+    write = lambda old, rows: jax.lax.dynamic_update_slice(old, rows.astype(old.dtype), (row, 0, 0, 0))
+    set_row = lambda values, value: values.at[row].set(value)
     drafter_cache, pairs = state.drafter_cache, state.pairs
     if models.drafter:
         # The pair of the last prompt token waits for the first step; its slot here is overwritten then.
@@ -182,9 +184,7 @@ def advance(models: Models, weights: Weights, state: DecodeState, stop: Array) -
         with jax.named_scope("draft"):
             start = state.length - state.pairs.count
             output, drafter_cache = extend(models.drafter, weights.drafter, state.drafter_cache, start, state.pairs)
-            trees = grow(
-                models.drafter, weights.drafter, drafter_cache, state.length, output, state.root, models.shape
-            )
+            trees = grow(models.drafter, weights.drafter, drafter_cache, state.length, output, state.root, models.shape)
             tree = jax.tree.map(lambda leaf: leaf[0], trees)
     else:
         drafter_cache, tree = None, root_tree(state.root)

@@ -32,9 +32,7 @@ class DrafterWeights(NamedTuple):
     vocabulary: Array | None
 
 
-def drafter_weights(
-    specialists: list[dict], embedding: Array, head: Array, vocabulary: Array | None
-) -> DrafterWeights:
+def drafter_weights(specialists: list[dict], embedding: Array, head: Array, vocabulary: Array | None) -> DrafterWeights:
     """Stacks specialists and takes the head's rows of their draft vocabulary, once.
 
     Args:
@@ -165,10 +163,8 @@ def grow(
         found = propose(weights, outputs, k)
         total = beam.log_prob[..., None] + found.log_prob
         parent = jnp.broadcast_to(beam.candidate[..., None], total.shape)
-        flatten = lambda a: a.reshape(*lead, k * k)  # noqa: E731
-        levels.append(
-            _Level(flatten(found.token), flatten(total), flatten(_spread(found.entropy, k)), flatten(parent))
-        )
+        flatten = lambda a: a.reshape(*lead, k * k)
+        levels.append(_Level(flatten(found.token), flatten(total), flatten(_spread(found.entropy, k)), flatten(parent)))
         best, chosen = best_of(flatten(total), k)
         row = chosen // k
         candidate = k + level * k * k + chosen
@@ -245,4 +241,3 @@ def _join_nodes(old: Array, new: Array) -> Array:
 
 def _take(values: Array, index: Array) -> Array:
     return jnp.take_along_axis(values, index, axis=-1)
-

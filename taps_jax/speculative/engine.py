@@ -14,7 +14,8 @@ from taps_jax.speculative.sampling import Sampling
 
 PROMPT_BUCKETS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 OnTokens = Callable[[int, tuple[int, ...], bool], None]
-_STEPS_BETWEEN_LOOKS = 64  # with one row the device loop ends with it anyway; with more this bounds a progress bar's wait
+# The device loop ends when a row finishes; this bounds how long it may go on without one.
+_STEPS_BETWEEN_LOOKS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +132,9 @@ class Engine:
     def _prompt(self, request: Request) -> Prompt:
         length = len(request.tokens)
         if not length or request.max_new_tokens < 1:
-            raise InputError(f"a request needs a prompt and max_new_tokens >= 1, got {length} tokens and "
-                             f"{request.max_new_tokens}")  # fmt: skip
+            raise InputError(
+                f"a request needs a prompt and max_new_tokens >= 1, got {length} tokens and {request.max_new_tokens}"
+            )
         most = self._models.verifier.config.max_position_embeddings
         if length + request.max_new_tokens > most:
             raise InputError(
@@ -150,9 +152,7 @@ class Engine:
         key = jax.random.key(request.seed[0])
         for part in request.seed[1:]:
             key = jax.random.fold_in(key, part)
-        sampling = Sampling(
-            jnp.float32(request.temperature), jnp.float32(request.top_p), jnp.int32(request.top_k), key
-        )
+        sampling = Sampling(jnp.float32(request.temperature), jnp.float32(request.top_p), jnp.int32(request.top_k), key)
         return Prompt(jnp.asarray(tokens), jnp.int32(length), jnp.int32(request.max_new_tokens), sampling)
 
 

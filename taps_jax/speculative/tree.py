@@ -124,6 +124,6 @@ def accept(tree: DraftTree, best: Array, path_length: int) -> AcceptedPath:
     on_path = jnp.take_along_axis(tree.ancestor, deepest[:, None, None], axis=1)[:, 0]
     slot = jnp.where(on_path, tree.depth, path_length)
     node_ids = jnp.arange(tree.token.shape[-1], dtype=jnp.int32)
-    place = lambda slots: jnp.zeros(path_length, jnp.int32).at[slots].set(node_ids, mode="drop")  # noqa: E731
+    place = lambda slots: jnp.zeros(path_length, jnp.int32).at[slots].set(node_ids, mode="drop")
     count = jnp.take_along_axis(tree.depth, deepest[:, None], axis=-1)[:, 0]
     return AcceptedPath(jax.vmap(place)(slot), count)

@@ -58,5 +58,6 @@ def commit(
 
     cache = append(cache, jax.tree.map(gather, verified.new), length)
     features = jnp.take_along_axis(verified.features, path.nodes[..., None], axis=1)
-    following = jnp.take_along_axis(best, path.nodes, axis=1)  # on an accepted path, the choice is the next node's token
+    # On an accepted path, the choice after a node is the next node's token.
+    following = jnp.take_along_axis(best, path.nodes, axis=1)
     return cache, CommittedPairs(features, following, path.count + 1)

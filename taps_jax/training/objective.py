@@ -150,9 +150,9 @@ def _over_chunks(settings, predictions, targets, valid, head, with_gradient):
         function = jax.value_and_grad(function, has_aux=True)
 
     def body(total, args):
-        evaluate = lambda: function(*args, head)  # noqa: E731
+        evaluate = lambda: function(*args, head)
         shapes = jax.eval_shape(evaluate)
-        skip = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)  # noqa: E731
+        skip = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         result = jax.lax.cond(jnp.any(args[2]), evaluate, skip)
         sums, gradient = result if with_gradient else (result, None)
         return jax.tree.map(jnp.add, total, sums), gradient

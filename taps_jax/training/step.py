@@ -146,7 +146,7 @@ def _inputs(part: Batch, frozen: Frozen, noise: float, seed: int, dtype) -> tupl
     """Noisy features, clean targets one position later, and embeddings one position later, each [b, T, D]."""
     clean = part.features.astype(dtype)
     base = jax.random.fold_in(jax.random.key(seed), part.epoch)
-    draw = lambda row: jax.random.uniform(jax.random.fold_in(base, row), clean.shape[1:], jnp.float32, -0.5, 0.5)  # noqa: E731
+    draw = lambda row: jax.random.uniform(jax.random.fold_in(base, row), clean.shape[1:], jnp.float32, -0.5, 0.5)
     scale = noise * 512 / part.length[:, None, None]
     noisy = clean + (jax.vmap(draw)(part.row) * scale).astype(dtype)
     embeddings = frozen.embedding[_one_later(part.tokens)].astype(dtype)

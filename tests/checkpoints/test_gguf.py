@@ -145,7 +145,7 @@ def test_parameters_in_bfloat16_with_biases(tmp_path):
 
 def test_config_and_its_defaults(tmp_path):
     stored, _ = make_tensors("F32")
-    read = lambda path: gguf_config(open_gguf(path), path)  # noqa: E731
+    read = lambda path: gguf_config(open_gguf(path), path)
     assert read(write_gguf(tmp_path / "plain.gguf", stored)) == CONFIG
     del stored["lm_head.weight"]
     changes = {"llama__attention__head_count_kv": None, "llama__rope__freq_base": None}

@@ -8,8 +8,8 @@ from taps_jax.data.tokenize import encode_conversation, encode_prompt
 from taps_jax.errors import InputError
 
 LLAMA3 = (
-    "{{ '<|begin_of_text|>' }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>' + '\n\n'"
-    " + m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{{ '<|begin_of_text|>' }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>' + '\n\n' + m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 TURNS = [

@@ -55,7 +55,7 @@ class TorchDrafter(nn.Module):
         batch, size = positions.shape
         attention, mlp = self.layers[0]["self_attn"], self.layers[0]["mlp"]
         x = self.fc(torch.cat([embeddings, features], dim=-1))
-        heads = lambda y: y.view(batch, size, -1, self.c.head_dim).transpose(1, 2)  # noqa: E731
+        heads = lambda y: y.view(batch, size, -1, self.c.head_dim).transpose(1, 2)
         q, k, v = (heads(attention[name](x)) for name in ("q_proj", "k_proj", "v_proj"))
         groups = self.c.num_attention_heads // self.c.num_key_value_heads
         k, v = self.rotate(k, positions).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -77,7 +77,7 @@ class TorchDrafter(nn.Module):
 def make_inputs(batch: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Random embeddings and features, [B, T, D] each."""
     rng = np.random.default_rng(seed)
-    draw = lambda: rng.normal(size=(batch, size, LAYER.hidden_size)).astype(np.float32)  # noqa: E731
+    draw = lambda: rng.normal(size=(batch, size, LAYER.hidden_size)).astype(np.float32)
     return draw(), draw()
 
 

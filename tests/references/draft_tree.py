@@ -46,10 +46,7 @@ def _draft_children(parent, log_probs, top_k):
     log_probs = np.asarray(log_probs, dtype=np.float64).tolist()
     entropy = _entropy(log_probs)
     ranked = sorted(range(len(log_probs)), key=lambda t: (-log_probs[t], t))
-    return [
-        _Node(token, parent, parent.log_prob + log_probs[token], entropy)
-        for token in ranked[:top_k]
-    ]
+    return [_Node(token, parent, parent.log_prob + log_probs[token], entropy) for token in ranked[:top_k]]
 
 
 def _best_nodes(nodes, count):
@@ -111,11 +108,7 @@ def grow_reference(level1_log_probs, expand, depth, top_k, total_token):
 
 def _children(nodes, parent):
     """Indices of the children of node `parent`, in node order."""
-    return [
-        index
-        for index in range(1, len(nodes))
-        if nodes[index]["parent"] == parent
-    ]
+    return [index for index in range(1, len(nodes)) if nodes[index]["parent"] == parent]
 
 
 def _token_path(nodes, index):

@@ -107,9 +107,7 @@ def _attend(scores, masks, values, zero_logit_mask):
     return weights @ np.concatenate(values, axis=0)
 
 
-def drafter_layer_reference(
-    params, config, embeddings, sources, zero_logit_mask=False, columns=None
-):
+def drafter_layer_reference(params, config, embeddings, sources, zero_logit_mask=False, columns=None):
     """One pass of the drafter over one row.
 
     Args:
@@ -133,10 +131,7 @@ def drafter_layer_reference(
     num_kv_heads = config["num_key_value_heads"]
     head_dim = config["head_dim"]
     theta = float(config["rope_theta"])
-    q_proj, k_proj, v_proj, o_proj = (
-        _float64(params[f"layers.0.self_attn.{letter}_proj.weight"])
-        for letter in "qkvo"
-    )
+    q_proj, k_proj, v_proj, o_proj = (_float64(params[f"layers.0.self_attn.{letter}_proj.weight"]) for letter in "qkvo")
 
     inputs = [_fuse(params, embeddings, _float64(s)) for s in sources]
     newest = inputs[-1]
@@ -169,9 +164,7 @@ def drafter_layer_reference(
     return hidden + (_silu(gate) * up) @ down.T
 
 
-def _run_passes(
-    params, config, embeddings, features, num_passes, zero_logit_mask, fixed
-):
+def _run_passes(params, config, embeddings, features, num_passes, zero_logit_mask, fixed):
     """Returns (preds of the passes, the Q_1 .. Q_{num_passes-1} used)."""
     features = _float64(features)
     preds = []
@@ -185,20 +178,14 @@ def _run_passes(
                 drafted = _float64(fixed[number - 1])
             drafted_sources.append(drafted)
         sources = [features] + drafted_sources
-        pred = drafter_layer_reference(
-            params, config, embeddings, sources, zero_logit_mask
-        )
+        pred = drafter_layer_reference(params, config, embeddings, sources, zero_logit_mask)
         preds.append(pred)
     return preds, drafted_sources
 
 
-def hass_passes_reference(
-    params, config, embeddings, features, num_passes, zero_logit_mask=False
-):
+def hass_passes_reference(params, config, embeddings, features, num_passes, zero_logit_mask=False):
     """List of the [L, D] predictions of all the passes over one row."""
-    preds, _ = _run_passes(
-        params, config, embeddings, features, num_passes, zero_logit_mask, None
-    )
+    preds, _ = _run_passes(params, config, embeddings, features, num_passes, zero_logit_mask, None)
     return preds
 
 
@@ -264,9 +251,7 @@ def hass_loss_reference(
         embedded = embed_table[shifted_tokens]
         noisy = clean[row] + noise[row]
         fixed = None if fixed_sources is None else fixed_sources[row]
-        preds, sources = _run_passes(
-            params, config, embedded, noisy, num_passes, zero_logit_mask, fixed
-        )
+        preds, sources = _run_passes(params, config, embedded, noisy, num_passes, zero_logit_mask, fixed)
         for number, pred in enumerate(preds):
             sums[number] += _loss_sums(pred, target, mask[row], head, topk)
         preds_by_row.append(preds)

@@ -20,7 +20,7 @@ from taps_jax.models.llama import Llama, causal_mask, embedding_table, head_tabl
 from taps_jax.speculative import decode
 from taps_jax.speculative.decode import Models, Prompt, Weights, advance, empty_state, insert
 from taps_jax.speculative.drafting import DrafterWeights
-from taps_jax.speculative.sampling import Sampling
+from taps_jax.speculative.sampling import Sampling, truncate
 from taps_jax.speculative.tree import TreeShape
 from tests.tiny import make_config, make_verifier_params
 
@@ -144,7 +144,7 @@ def make_sampler(models: Models, weights: Weights):
             state, record = advance(models, weights, state.replace(active=short), NO_STOP)
             return state, accepted + jnp.sum(jnp.where(short, record.path.count, 0))
 
-        unfinished = lambda carry: jnp.any(carry[0].count < DRAWN)  # noqa: E731
+        unfinished = lambda carry: jnp.any(carry[0].count < DRAWN)
         state, accepted = jax.lax.while_loop(unfinished, advance_counted, (state, 0))
         return state.output[:, :DRAWN], accepted
 
@@ -255,3 +255,22 @@ def test_a_bonus_token_that_ignores_the_temperature_is_caught(monkeypatch):
     ignore_temperature(monkeypatch)
     counts, _ = draw(make_sampler(*make_pair(SMALL, "good")), setting, batches=BATCHES // 10)
     assert p_value(counts, exact_distribution(make_verifier(), setting)) < THRESHOLD / 1000
+
+
+@pytest.mark.parametrize("sharpness", [1e4, 1e7])
+def test_point_masses(sharpness):
+    """A verifier that is certain gives the greedy tokens at every setting, with nothing that is not a number."""
+    params, (models, weights) = make_verifier(sharpness), make_pair(SMALL, "good", sharpness)
+    sampler = make_sampler(models, weights)
+    tokens, _ = sampler(jax.random.split(jax.random.key(0), 10), jnp.float32(0), jnp.float32(1), jnp.int32(0))
+    greedy = np.ravel_multi_index(np.asarray(tokens[0]), (VOCAB,) * DRAWN)
+    logits = Llama(CONFIG).apply({"params": params}, jnp.ones((1, 3, CONFIG.hidden_size)), method=Llama.logits)
+    for temperature, top_p, top_k in SETTINGS:
+        probs = exact_distribution(params, (temperature, top_p, top_k))
+        assert probs[greedy] == 1
+        keys = jax.random.split(jax.random.key(1), 10)
+        one_row = (jnp.float32([temperature]), jnp.float32([top_p]), jnp.int32([top_k]), keys[:1])
+        kept = truncate(logits, Sampling(*one_row))
+        assert not np.any(np.isnan(kept)) and np.all(np.max(kept, axis=-1) > -np.inf)
+        tokens, _ = sampler(keys, jnp.float32(temperature), jnp.float32(top_p), jnp.int32(top_k))
+        assert set(np.ravel_multi_index(np.asarray(tokens).T, (VOCAB,) * DRAWN)) == {greedy}

@@ -86,7 +86,7 @@ def bench(smollm2: Verifier, questions_dir: Path) -> Bench:
     """Held-out chat and maths questions, alternating."""
     files = [read_questions(questions_dir / name)[:MANY] for name in ("chat_heldout.jsonl", "math_heldout.jsonl")]
     questions = itertools.islice(itertools.chain.from_iterable(zip(*files, strict=True)), MANY)
-    render = lambda text: encode_prompt(smollm2.tokenizer, [{"role": "user", "content": text}])  # noqa: E731
+    render = lambda text: encode_prompt(smollm2.tokenizer, [{"role": "user", "content": text}])
     return Bench(smollm2, [render(question.turns[0]) for question in questions])
 
 

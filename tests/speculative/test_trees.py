@@ -136,7 +136,7 @@ def test_a_draft_vocabulary_bounds_and_names_the_tokens():
     tree = grown(models, weights.drafter, shape)
     assert set(np.asarray(tree.token[0, 0, 1:]).tolist()) <= set(ids)
     look_up = functools.cache(functools.partial(log_probs_after, models, weights.drafter, 0))
-    by_place = lambda path: look_up(tuple(ids[index] for index in path))  # noqa: E731
+    by_place = lambda path: look_up(tuple(ids[index] for index in path))
     want = grow_reference(look_up(()), by_place, 2, 4, 16)
     assert tree.token[0, 0, 1:].tolist() == [ids[node["token"]] for node in want[1:]]
 

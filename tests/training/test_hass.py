@@ -30,7 +30,7 @@ def setup(fc_bias: bool, seed: int = 0):
     config = drafter_config(CONFIG, fc_bias)
     params = jax.tree.map(lambda leaf: leaf * 2, init_drafter(config, jax.random.key(seed)))
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
     mask = (rng.random((ROWS, LENGTH)) < 0.7).astype(np.int64)
     mask[:, -1] = mask[1, 6:] = mask[2] = 0
     features, noise = draw(ROWS, LENGTH, 16), 0.1 * draw(ROWS, LENGTH, 16)
@@ -66,7 +66,9 @@ def test_loss_equals_the_reference(passes, zero_logit_mask, fc_bias):
     for name in ("feature", "soft", "topk"):
         assert getattr(parts, name).tolist() == pytest.approx(want[name], rel=1e-5)
     right = [
-        np.sum((np.argmax(prediction @ head.T, -1) == np.argmax(shifted(batch["features"]) @ head.T, -1)) * batch["mask"])
+        np.sum(
+            (np.argmax(prediction @ head.T, -1) == np.argmax(shifted(batch["features"]) @ head.T, -1)) * batch["mask"]
+        )
         / (batch["mask"].sum() + 1e-5)
         for prediction in want["preds"]
     ]
@@ -94,7 +96,7 @@ def test_gradients_equal_finite_differences():
     gradient = flatten(gradient)
     flat = {name: np.asarray(leaf, np.float64) for name, leaf in flatten(params).items()}
     sources = hass_loss_reference(flat, SHAPE, table, head, batch, 3, topk=4)["sources"]
-    loss = lambda p: hass_loss_reference(p, SHAPE, table, head, batch, 3, topk=4, fixed_sources=sources)["loss"]  # noqa: E731
+    loss = lambda p: hass_loss_reference(p, SHAPE, table, head, batch, 3, topk=4, fixed_sources=sources)["loss"]
     rng = np.random.default_rng(3)
     for name, leaf in flat.items():
         for _ in range(3):
@@ -105,7 +107,7 @@ def test_gradients_equal_finite_differences():
 
 def test_a_row_without_answers_changes_nothing():
     drafter, params, batch, table, head = setup(False)
-    gradient = lambda b: jax.grad(lambda p: our_loss(drafter, p, b, table, head, 3, False, LossWeights())[0])(params)  # noqa: E731
+    gradient = lambda b: jax.grad(lambda p: our_loss(drafter, p, b, table, head, 3, False, LossWeights())[0])(params)
     changed = {**batch, "features": batch["features"].copy(), "tokens": batch["tokens"].copy()}
     changed["features"][2] *= 5
     changed["tokens"][2] = 1
@@ -155,7 +157,7 @@ def test_exactly_the_supervised_positions_get_gradient():
     # Position j reads token j+1 and predicts token j+2, both of one answer: 4-5, 5-6, 6-7, and 10-11.
     assert np.flatnonzero(supervised_positions(answer)).tolist() == [3, 4, 5, 9]
     rng = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     predictions, targets, head = draw(3, 1, 12, 8), draw(1, 12, 8), draw(20, 8)
     supervised = jnp.asarray(supervised_positions(answer))[None]
     gradient = jax.grad(lambda p: distillation_loss(p, targets, supervised, head, LossWeights(topk_size=3), 5)[0])(
