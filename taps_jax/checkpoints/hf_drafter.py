@@ -1,4 +1,4 @@
-"""Drafter directories in the EAGLE layout: config.json, model.safetensors and, if restricted, draft_vocab.safetensors."""
+"""Drafter directories in the EAGLE layout: config.json, model.safetensors, perhaps draft_vocab.safetensors."""
 
 import dataclasses
 import json

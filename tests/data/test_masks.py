@@ -9,7 +9,8 @@ from taps_jax.errors import InputError
 
 LLAMA3 = (
     "{{ '<|begin_of_text|>' }}{% for m in messages %}"
-    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>' + '\n\n' + m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>' + '\n\n' + m['content'] | trim + '<|eot_id|>' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 TURNS = [
