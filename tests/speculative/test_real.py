@@ -141,7 +141,7 @@ def fitted_params(bench) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", itertools.product(TEMPERATURES, TRUNCATIONS), ids=str)
-@pytest.mark.parametrize("shape", [SMALL, PAPER], ids=str)
+@pytest.mark.parametrize("shape", [SMALL, PAPER], ids=["small", "paper"])
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_sampled_answers_are_the_plain_ones(bench, fitted_params, batch_size, shape, setting):
     """The drafter is fitted to the greedy answers, so it is often right at low temperatures and rarely at high ones."""
@@ -155,7 +155,7 @@ def test_sampled_answers_are_the_plain_ones(bench, fitted_params, batch_size, sh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [SMALL, PAPER], ids=str)
+@pytest.mark.parametrize("shape", [SMALL, PAPER], ids=["small", "paper"])
 def test_sampled_answers_are_the_plain_ones_with_a_random_drafter(bench, shape):
     """Every question has another setting, four at a time."""
     settings = itertools.cycle(itertools.product(TEMPERATURES, TRUNCATIONS))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +111,7 @@ def committed_by_step(shape: TreeShape, seed: int, prompt: tuple[int, ...], coun
         state, record = step(models, weights, state, jnp.array(NO_STOP))
         assert record.committed[0] == record.path.count[0] + 1
         counts.append(counts[-1] + int(record.committed[0]))
-    return [tuple(state.output[0, a:b].tolist()) for a, b in zip(counts[:-1], counts[1:], strict=True)]
+    return [tuple(state.output[0, a:b].tolist()) for a, b in itertools.pairwise(counts)]
 
 
 def cut(pieces: list[tuple[int, ...]], stop: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], int]:
@@ -231,16 +232,16 @@ def test_finished_rows_stand_still():
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, SMALL], ids=str)
-@pytest.mark.parametrize("length", [1, 33, 40])
-def test_generation_may_end_at_the_end_of_the_cache(shape, length):
+@pytest.mark.parametrize(("length", "size"), [(1, 64), (40, 128)])
+def test_generation_may_end_at_the_end_of_the_cache(shape, length, size):
     path = make_models(shape).path_length
-    limit = 64 - length - path if length < 32 else 96 - length
-    size = cache_size_for(length, limit, path)
+    limit = size - length - path
+    assert cache_size_for(length, limit, path) == size < cache_size_for(length, limit + 1, path)
     requests = [Request(make_prompt(seed, length), limit) for seed in range(3)]
     for seed in (0, 1):
-        done = decode(make_engine(shape, seed, 2, cache_size=length + limit + path), requests)
-        assert texts(done) == texts(decode(make_engine(None, seed, cache_size=256), requests))
-    assert size - 64 < length + limit + path <= size
+        done = decode(make_engine(shape, seed, 2, cache_size=size), requests)
+        assert [len(text) for text in texts(done)] == [limit] * 3
+        assert texts(done) == texts(decode(make_engine(None, seed, 4), requests))
 
 
 def test_a_callback_sees_the_text_grow_step_by_step():
