@@ -20,7 +20,7 @@ def get_config():
     config.data.draft_vocabulary = 8192
     config.features.dtype = "float16"
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.schedule_steps = config.total_steps = 300
+    config.optimizer.schedule_steps = config.total_steps = 200
     config.optimizer.warmup_steps = 20
     config.log_every = 10
     config.checkpoint_every = 100
