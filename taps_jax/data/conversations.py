@@ -30,10 +30,17 @@ def read_conversations(path: Path) -> list[Conversation]:
     Raises:
       InputError: a row is malformed, or there are none; the message names the line.
     """
-    conversations = [Conversation(_messages(place, row), row.get("complete", True)) for place, row in read_rows(path)]
+    conversations = [Conversation(_messages(place, row), _complete(place, row)) for place, row in read_rows(path)]
     if not conversations:
         raise InputError(f"{path}: no conversations found")
     return conversations
+
+
+def _complete(place: str, row: dict[str, Any]) -> bool:
+    complete = row.get("complete", True)
+    if not isinstance(complete, bool):
+        raise InputError(f"{place}: complete is {complete!r}, expected true or false")
+    return complete
 
 
 def _messages(place: str, row: dict[str, Any]) -> tuple[Message, ...]:

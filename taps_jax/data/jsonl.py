@@ -16,7 +16,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
       InputError: the file cannot be read, or a line is not a JSON object.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON strings may hold other line separators as they are
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):

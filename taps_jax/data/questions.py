@@ -35,9 +35,11 @@ def read_questions(path: Path) -> list[Question]:
             raise InputError(f"{place}: turns is {turns!r}, expected a list of at least one string")
         if not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise InputError(f"{place}: turns holds an item that is not a string or is empty")
+        reference = row.get("reference") or []
+        if not isinstance(reference, list):
+            raise InputError(f"{place}: reference is {reference!r}, expected a list")
         seen[identity] = place
-        reference = tuple(map(str, row.get("reference") or ()))
-        questions.append(Question(identity, str(row.get("category", "")), tuple(turns), reference))
+        questions.append(Question(identity, str(row.get("category", "")), tuple(turns), tuple(map(str, reference))))
     if not questions:
         raise InputError(f"{path}: no questions found")
     return questions

@@ -64,7 +64,7 @@ def encode_conversation(
             return None
         ends = [at for at in range(len(before), len(through)) if through[at] in stop_tokens]
         end = ends[-1] if ends else len(through)
-        answer[len(before) : end + 1] = True
+        answer[len(before) : end + len(ends[-1:])] = True
     size = len(whole) if complete else end
     return Encoded(np.asarray(whole[:size], np.int32), answer[:size])
 

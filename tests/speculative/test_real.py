@@ -122,7 +122,7 @@ def fitted_to(bench: Bench, count: int) -> dict:
     )
 
 
-@pytest.mark.parametrize("quality", ["random", "fitted"])
+@pytest.mark.parametrize("quality", [pytest.param("random", marks=pytest.mark.slow), "fitted"])
 def test_greedy_answers_are_the_plain_ones(bench, quality):
     plain = bench.decode_plainly(FEW)
     assert [len(tokens) for tokens in plain.tokens] == [MOST_TOKENS] * FEW

@@ -1,0 +1,205 @@
+"""Readers that say where and what is wrong, files that appear whole or not at all, and the shipped questions."""
+
+import json
+import re
+
+import pytest
+
+from taps_jax.data.conversations import Conversation, read_conversations
+from taps_jax.data.jsonl import read_rows, write_rows
+from taps_jax.data.questions import Question, read_questions
+from taps_jax.errors import InputError
+from taps_jax.files import replacing
+
+QUESTION = {"question_id": 1, "turns": ["a"]}
+
+
+def write_lines(path, *lines) -> str:
+    """Objects become JSON; strings are written as they are."""
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def check_refused(reader, path, message: str) -> None:
+    """The message begins with the file, and has `message` word for word."""
+    with pytest.raises(InputError) as caught:
+        list(reader(path))
+    assert str(caught.value).startswith(str(path)) and message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", ", line 3: not valid JSON: Expecting property name"),
+        ('{"a": 1} {"b": 2}', ", line 3: not valid JSON: Extra data"),
+        ("[1]", ", line 3: expected a JSON object, found list"),
+        ("null", ", line 3: expected a JSON object, found NoneType"),
+        ('"text"', ", line 3: expected a JSON object, found str"),
+    ],
+)
+@pytest.mark.parametrize("reader", [read_rows, read_questions])
+def test_lines_that_are_not_objects(tmp_path, reader, line, message):
+    path = tmp_path / "some.jsonl"
+    write_lines(path, QUESTION, "  ", line)  # blank lines are skipped, and counted
+    check_refused(reader, path, message)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"turns": ["a"]}, "question_id is None, expected a number or a string"),
+        ({"question_id": [1], "turns": ["a"]}, "question_id is [1], expected a number or a string"),
+        ({"question_id": 2}, "turns is None, expected a list of at least one string"),
+        ({"question_id": 2, "turns": []}, "turns is [], expected a list of at least one string"),
+        ({"question_id": 2, "turns": "text"}, "turns is 'text', expected a list of at least one string"),
+        ({"question_id": 2, "turns": ["a", " "]}, "turns holds an item that is not a string or is empty"),
+        ({"question_id": 2, "turns": ["a", 5]}, "turns holds an item that is not a string or is empty"),
+    ],
+)
+def test_bad_questions(tmp_path, row, message):
+    path = tmp_path / "questions.jsonl"
+    write_lines(path, QUESTION, row)
+    check_refused(read_questions, path, f", line 2: {message}")
+
+
+def test_a_repeated_question_names_both_lines(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    write_lines(path, QUESTION, {**QUESTION, "question_id": 2}, QUESTION)
+    check_refused(read_questions, path, f", line 3: question_id 1 was already used in {path}, line 1")
+
+
+def test_questions_are_read_whole(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    write_lines(path, QUESTION, {"question_id": "x", "category": "é", "turns": ["b", "c"], "reference": ["7", "8"]})
+    assert read_questions(path) == [Question(1, "", ("a",)), Question("x", "é", ("b", "c"), ("7", "8"))]
+
+
+USER, ASSISTANT, SYSTEM = ({"role": role, "content": role[0]} for role in ("user", "assistant", "system"))
+ROLES = "expected user and assistant in turn after an optional system"
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (None, "messages is None, expected a list of role/content objects"),
+        ([], "messages is [], expected a list of role/content objects"),
+        ("text", "messages is 'text', expected a list of role/content objects"),
+        ([USER, "text"], "a message is 'text', expected an object with strings role and content"),
+        ([{"role": "user"}], "a message is {'role': 'user'}, expected an object with strings role and content"),
+        ([{"role": "user", "content": None}], "'content': None}, expected an object with strings role and content"),
+        ([ASSISTANT], f"roles are ['assistant'], {ROLES}"),
+        ([SYSTEM], f"roles are ['system'], {ROLES}"),
+        ([USER, USER], f"roles are ['user', 'user'], {ROLES}"),
+        ([SYSTEM, ASSISTANT], f"roles are ['system', 'assistant'], {ROLES}"),
+        ([USER, SYSTEM], f"roles are ['user', 'system'], {ROLES}"),
+        ([USER, {"role": "tool", "content": ""}], f"roles are ['user', 'tool'], {ROLES}"),
+    ],
+)
+def test_bad_conversations(tmp_path, messages, message):
+    path = tmp_path / "conversations.jsonl"
+    write_lines(path, {"messages": [USER, ASSISTANT]}, {"messages": messages})
+    with pytest.raises(InputError, match=re.escape(f"{path}, line 2: ") + ".*" + re.escape(message)):
+        read_conversations(path)
+
+
+def test_conversations_are_read_whole(tmp_path):
+    path = tmp_path / "conversations.jsonl"
+    extra = {**ASSISTANT, "weight": 1}  # unknown fields are left out
+    write_lines(path, {"messages": [SYSTEM, USER, extra], "id": 3}, {"messages": [USER], "complete": False})
+    assert read_conversations(path) == [Conversation((SYSTEM, USER, ASSISTANT)), Conversation((USER,), False)]
+
+
+def test_complete_must_be_true_or_false(tmp_path):
+    """A string "false" would otherwise count as true, and train on a cut for the end of an answer."""
+    path = tmp_path / "conversations.jsonl"
+    write_lines(path, {"messages": [USER, ASSISTANT], "complete": "false"})
+    check_refused(read_conversations, path, ", line 1: complete is 'false'")
+
+
+@pytest.mark.parametrize("value", ["42", 42])
+def test_a_reference_must_be_a_list(tmp_path, value):
+    """A string would otherwise be taken apart into its characters."""
+    path = tmp_path / "questions.jsonl"
+    write_lines(path, {**QUESTION, "reference": value})
+    check_refused(read_questions, path, f", line 1: reference is {value!r}")
+
+
+@pytest.mark.parametrize(("reader", "things"), [(read_questions, "questions"), (read_conversations, "conversations")])
+def test_empty_absent_and_undecodable_files(tmp_path, reader, things):
+    write_lines(tmp_path / "empty.jsonl", "", "  ")
+    check_refused(reader, tmp_path / "empty.jsonl", f"empty.jsonl: no {things} found")
+    check_refused(reader, tmp_path / "absent.jsonl", "absent.jsonl: cannot be read: ")
+    check_refused(reader, tmp_path, ": cannot be read: ")
+    (tmp_path / "latin.jsonl").write_bytes('{"é": 1}'.encode("latin-1"))
+    check_refused(reader, tmp_path / "latin.jsonl", "latin.jsonl: cannot be read: ")
+
+
+# Line breaks to Unicode but not to JSON lines: json.dumps writes the last three as they are.
+SEPARATORS = ["\n", "\r\n", "\x0b", "\x1c", "\x85", "\u2028", "\u2029"]
+
+
+@pytest.mark.parametrize("separator", SEPARATORS, ids=ascii)
+def test_rows_of_any_text_round_trip(tmp_path, separator):
+    path, rows = tmp_path / "deep" / "rows.jsonl", [{"a": f"é{separator}b"}, {"b": 2}]
+    write_rows(path, rows)
+    assert list(read_rows(path)) == [(f"{path}, line {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_half_written(tmp_path):
+    path = tmp_path / "deep" / "rows.jsonl"
+    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+        temporary.write_text("half")
+        assert temporary.parent == path.parent and not path.exists()
+        raise KeyboardInterrupt
+    assert list(path.parent.iterdir()) == []
+    write_rows(path, [{"a": 1}])
+
+    def failing():
+        yield {"b": 2}
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_rows(path, failing())
+    assert [file.name for file in path.parent.iterdir()] == ["rows.jsonl"]
+    assert path.read_text() == '{"a": 1}\n'
+
+
+def test_a_file_appears_only_when_the_block_ends(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("old")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new" and [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def words(text: str) -> str:
+    """Text without case, spacing and punctuation."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def test_shipped_questions_are_distinct(questions_dir):
+    files = {path.stem: read_questions(path) for path in questions_dir.glob("*.jsonl")}
+    assert {name: len(questions) for name, questions in files.items()} == {
+        "math_train": 100,
+        "chat_train": 100,
+        "math_heldout": 12,
+        "chat_heldout": 12,
+    }
+    everything = [question for questions in files.values() for question in questions]
+    assert len({question.question_id for question in everything}) == len(everything)
+    turns = {
+        part: {
+            words(turn)
+            for name, questions in files.items()
+            if name.endswith(part)
+            for q in questions
+            for turn in q.turns
+        }
+        for part in ("train", "heldout")
+    }
+    assert not turns["train"] & turns["heldout"]
+    assert len(turns["train"] | turns["heldout"]) == sum(len(question.turns) for question in everything)
+    for name, questions in files.items():
+        assert all(question.category for question in questions)
+        assert all(bool(question.reference) == name.startswith("math") for question in questions)
