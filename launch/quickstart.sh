@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job on a real model, about ten minutes on two CPU cores after installation:
+# The main job on a real model, about eleven minutes on two CPU cores after installation:
 # checks the shipped training answers, trains a HASS drafter on them, and measures it on held-out questions.
 # A second run reuses the features and the trained drafter in runs/smollm2.
 set -euo pipefail
