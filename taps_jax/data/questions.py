@@ -27,7 +27,7 @@ def read_questions(path: Path) -> list[Question]:
     seen: dict[int | str, str] = {}
     for place, row in read_rows(path):
         identity, turns = row.get("question_id"), row.get("turns")
-        if not isinstance(identity, int | str):
+        if not isinstance(identity, int | str) or isinstance(identity, bool):
             raise InputError(f"{place}: question_id is {identity!r}, expected a number or a string")
         if identity in seen:
             raise InputError(f"{place}: question_id {identity!r} was already used in {seen[identity]}")

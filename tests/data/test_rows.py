@@ -24,6 +24,7 @@ GOOD = '{"question_id": 1, "turns": ["a"]}'
         ("{", "line 3: not valid JSON"),
         ("[1]", "line 3: expected a JSON object, found list"),
         ('{"turns": ["a"]}', "line 3: question_id is None, expected a number or a string"),
+        ('{"question_id": true, "turns": ["a"]}', "line 3: question_id is True, expected a number or a string"),
         (GOOD, "line 3: question_id 1 was already used in .*line 1"),
         ('{"question_id": 2, "turns": []}', r"line 3: turns is \[\], expected a list of at least one string"),
         ('{"question_id": 2, "turns": ["a", " "]}', "line 3: turns holds an item that is not a string or is empty"),
