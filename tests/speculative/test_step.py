@@ -209,6 +209,20 @@ def test_the_limit_cuts_inside_an_accepted_path():
     assert inside > 10
 
 
+@pytest.mark.parametrize("shape", [None, SMALL, PAPER], ids=str)
+def test_certain_verifiers_sample_their_greedy_text(shape):
+    """One token holds all the probability, for the drafter too; every setting returns it and nothing is NaN."""
+    seed, sharpen = 1, 1e4
+    weights = make_weights(seed)
+    head = {"weight": weights.verifier["lm_head"]["weight"] * sharpen}
+    drafter = weights.drafter._replace(head=head["weight"]) if shape else None
+    certain = Weights({**weights.verifier, "lm_head": head}, drafter)
+    engine = Engine(make_models(shape), certain, NO_STOP, batch_size=1, cache_size=ROOMY, max_new_tokens=96)
+    for setting in ((1.0, 1.0, 0), (0.3, 0.9, 0), (1.0, 0.9, 5)):
+        requests = [Request(request.tokens, MOST_TOKENS, *setting) for request in make_requests(seed)]
+        assert texts(decode(engine, requests)) == greedy_texts(seed)
+
+
 def test_finished_rows_stand_still():
     """Committed tokens and the first one make up the text; steps after its end change and count nothing."""
     models, weights, limits = make_models(SMALL), make_weights(1), (3, 12)
