@@ -76,6 +76,17 @@ def test_training_logs_and_resumes(workspace, trained):
     assert "trained with another seed" in fails("taps_jax.train", *train_flags(workspace, 3), "--config.seed=5")
 
 
+def test_an_interrupted_run_ends_with_the_same_drafter(workspace, trained):
+    """The config stops after two steps, a second command goes on to three."""
+    workdir = workspace / "resumed"
+    for steps in (2, 3):
+        done = run("taps_jax.train", *train_flags(workspace, steps), f"--workdir={workdir}")
+        assert done.returncode == 0, done.stderr
+    for name in ("model.safetensors", "draft_vocab.safetensors", "config.json"):
+        assert (workdir / "drafter" / name).read_bytes() == (trained / "drafter" / name).read_bytes()
+    assert [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("mesh", [(4, 1), (2, 2)])
 def test_losses_do_not_depend_on_the_mesh(workspace, trained, mesh):
     workdir = workspace / f"run-{mesh[0]}-{mesh[1]}"

@@ -1,6 +1,7 @@
 """Training batches: padded rows in an order fixed by (seed, epoch), addressed by one integer position."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,15 @@ def to_example(encoded: Encoded, max_length: int) -> Example | None:
     """Cuts a conversation to `max_length` tokens; None if no supervised position is left."""
     supervised = supervised_positions(encoded.answer[:max_length])
     return Example(encoded.tokens[:max_length], supervised) if supervised.any() else None
+
+
+def digest(examples: list[Example]) -> str:
+    """Identifies the examples and their order."""
+    found = hashlib.sha256()
+    for example in examples:
+        found.update(len(example.tokens).to_bytes(4, "little"))
+        found.update(example.tokens.tobytes() + example.supervised.tobytes())
+    return found.hexdigest()[:16]
 
 
 def batch_rows(num_examples: int, batch_size: int, seed: int, position: int) -> Iterator[tuple[int, np.ndarray]]:

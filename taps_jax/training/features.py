@@ -6,7 +6,6 @@ with the first one missing.
 """
 
 import functools
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from taps_jax.data.batches import Example, pad_rows
+from taps_jax.data.batches import Example, digest, pad_rows
 from taps_jax.errors import InputError
 from taps_jax.files import replacing
 from taps_jax.models.llama import Llama, causal_mask
@@ -93,7 +92,7 @@ def cache_features(
     lengths = [len(example.tokens) for example in examples]
     plan = _plan(lengths)
     width = module.config.hidden_size
-    key = _key(examples, fingerprint, dtype)
+    key = f"{fingerprint} {dtype} {digest(examples)}"
     index = folder / "index.json"
     if not index.exists() or json.loads(index.read_text()).get("key") != key:
         shutil.rmtree(folder, ignore_errors=True)
@@ -126,14 +125,6 @@ def _plan(lengths: list[int]) -> list[list[int]]:
         shards[-1].append(row)
         size += lengths[row]
     return shards
-
-
-def _key(examples: list[Example], fingerprint: str, dtype: str) -> str:
-    digest = hashlib.sha256(f"{fingerprint} {dtype} {len(examples)}".encode())
-    for example in examples:
-        digest.update(len(example.tokens).to_bytes(4, "little"))
-        digest.update(example.tokens.tobytes())
-    return digest.hexdigest()
 
 
 def _shard(folder: Path, number: int) -> Path:

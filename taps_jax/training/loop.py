@@ -13,11 +13,12 @@ from ml_collections import ConfigDict
 from taps_jax import cli
 from taps_jax.checkpoints.hf_drafter import cast_params, check_fits, drafter_config, read_drafter, write_drafter
 from taps_jax.checkpoints.verifier import Verifier, default_dtype, load_verifier
-from taps_jax.data.batches import Example, batch_rows, pad_rows, to_example
+from taps_jax.data.batches import Example, batch_rows, digest, pad_rows, to_example
 from taps_jax.data.conversations import read_conversations
 from taps_jax.data.tokenize import encode_conversation
 from taps_jax.data.vocabulary import frequent_tokens, uncovered_share
 from taps_jax.errors import InputError
+from taps_jax.files import replacing
 from taps_jax.models.config import DrafterConfig
 from taps_jax.models.drafter import Drafter, init_drafter
 from taps_jax.models.llama import embedding_table, head_table
@@ -74,6 +75,8 @@ def train(config: ConfigDict, workdir: Path) -> Path:
     state = jax.device_put(init_state(start.params, optimizer), replicated(mesh))
     checkpoints = Checkpoints(workdir / "checkpoints", config.keep_checkpoints, _identity(config, verifier, examples))
     state = checkpoints.restore(state) or state
+    with replacing(workdir / "config.json") as temporary:
+        temporary.write_text(config.to_json_best_effort(indent=1) + "\n")
     first, total = int(state.step), config.total_steps
     exported = workdir / "drafter"
     if first < total:
@@ -85,15 +88,15 @@ def train(config: ConfigDict, workdir: Path) -> Path:
         log = MetricsLog(workdir / "metrics.jsonl", first)
         batches = _Batches(config, examples, source, rows_over_data(mesh, axis=1))
         bar = cli.progress(batches.after(first), "training", total, initial=first)
-        started, seen = time.perf_counter(), 0
-        for batch in bar:
+        started, seen = time.perf_counter(), []
+        for step, batch in enumerate(bar, start=first + 1):
             state, metrics = train_step(state, frozen, batch)
-            step = int(state.step)
-            seen += int(batch.supervised.sum())
+            seen.append(metrics.supervised)  # looked at when logging, so that the device is not waited for in between
             if step % config.log_every == 0 or step == total:
-                speed = seen / (time.perf_counter() - started)
+                tokens = sum(jax.device_get(seen))
+                speed = tokens / (time.perf_counter() - started)
                 bar.set_postfix_str(log.write(step, metrics, float(schedule(step - 1)), speed), refresh=False)
-                started, seen = time.perf_counter(), 0
+                started, seen = time.perf_counter(), []
             if step % config.checkpoint_every == 0 or step == total:
                 checkpoints.save(step, state)
             if step == total:
@@ -152,10 +155,10 @@ def _start(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> S
 def _identity(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> dict:
     """What a checkpoint must share with the run that continues it."""
     fields = json.loads(config.to_json_best_effort())
-    for name in ("log_every", "checkpoint_every", "keep_checkpoints", "mesh", "features", "verifier"):
+    for name in ("total_steps", "log_every", "checkpoint_every", "keep_checkpoints", "mesh", "features", "verifier"):
         fields.pop(name)
     fields["data"].pop("conversations")
-    return {**fields, "verifier_fingerprint": verifier.fingerprint, "examples": len(examples)}
+    return {**fields, "verifier_fingerprint": verifier.fingerprint, "conversations": digest(examples)}
 
 
 def _feature_source(config: ConfigDict, workdir: Path, verifier: Verifier, params, examples) -> FeatureSource:

@@ -49,6 +49,7 @@ def test_lines_that_are_not_objects(tmp_path, reader, line, message):
     [
         ({"turns": ["a"]}, "question_id is None, expected a number or a string"),
         ({"question_id": [1], "turns": ["a"]}, "question_id is [1], expected a number or a string"),
+        ({"question_id": True, "turns": ["a"]}, "question_id is True, expected a number or a string"),
         ({"question_id": 2}, "turns is None, expected a list of at least one string"),
         ({"question_id": 2, "turns": []}, "turns is [], expected a list of at least one string"),
         ({"question_id": 2, "turns": "text"}, "turns is 'text', expected a list of at least one string"),
