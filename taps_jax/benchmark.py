@@ -1,9 +1,10 @@
-"""Measures the parts of a decoding step on this machine, and plain decoding against transformers when torch is there.
+"""Measures this machine: the parts of a decoding step, plain decoding against transformers, the fastest draft tree.
 
-    python -m taps_jax.benchmark --drafter=runs/smollm2/drafter [--json=FILE]
+    python -m taps_jax.benchmark decode --drafter=runs/smollm2/drafter [--json=FILE]
+    python -m taps_jax.benchmark decode --shape=llama3-8b               # random weights: the parts only
 
 Every figure is a median in milliseconds with the least and the most. A bound is the least time in which this machine,
-by its measured copy bandwidth and float32 product rate, could read the weights and do the sums.
+by its measured bandwidth and product rate, could read the weights and do the sums.
 """
 
 import json
@@ -12,42 +13,57 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from taps_jax import cli
-from taps_jax.benchmarks.decode import measure_decoding
+from taps_jax import cli, decoder_flags
+from taps_jax.benchmarks.decode import Row, measure_decoding
 from taps_jax.benchmarks.peers import transformers_tokens_per_second
-from taps_jax.benchmarks.timing import measure_machine, peak_memory_gb
-from taps_jax.checkpoints.verifier import load_verifier
-from taps_jax.data.tokenize import encode_prompt
+from taps_jax.benchmarks.shapes import random_decoder
+from taps_jax.benchmarks.timing import Machine, measure_machine, peak_memory_gb
+from taps_jax.benchmarks.tree_choice import TreeChoice, find_tree, sample_texts
+from taps_jax.checkpoints.verifier import Verifier, default_dtype, load_verifier
 from taps_jax.evaluation.tables import format_table
 from taps_jax.files import replacing
-from taps_jax.loading import load_drafter, plain_decoder, speculative_decoder, tree_shape
+from taps_jax.loading import plain_decoder, speculative_decoder, tree_shape
+from taps_jax.speculative.decode import Models, Weights
 from taps_jax.speculative.engine import Request, engine_factory
+from taps_jax.speculative.tree_search import Text
 
-_VERIFIER = flags.DEFINE_string("verifier", "smollm2", "smollm2, a GGUF file, a directory or a hub id.")
-_DRAFTER = flags.DEFINE_string("drafter", None, "Drafter directory.", required=True)
-_TOTAL_TOKEN = flags.DEFINE_integer("total_token", None, "Nodes of the draft tree, root included.")
-_DEPTH = flags.DEFINE_integer("depth", None, "Expansions after the first drafted level.")
-_TOP_K = flags.DEFINE_integer("top_k", None, "Tokens proposed per expanded node, nodes expanded per level.")
+_SHAPE = flags.DEFINE_string("shape", None, "Random weights of this shape, llama3-8b or smollm2-135m, for a drafter.")
 _JSON = flags.DEFINE_string("json", None, "File for the figures.")
 
+_PEER_PROMPTS = 3
 _PEER_TOKENS = 48
-_PEER_PROMPTS = (
-    "Explain why the sky is blue.",
-    "A box holds 12 eggs. How many eggs are in 7 boxes?",
-    "Write a short poem about rain.",
-)
+_TREES_SHOWN = 5
 
 
-def main() -> None:
-    verifier = load_verifier(_VERIFIER.value)
-    drafter = load_drafter(_DRAFTER.value, verifier)
-    decoder = speculative_decoder(verifier, drafter, tree_shape(_TOTAL_TOKEN.value, _DEPTH.value, _TOP_K.value))
-    machine = measure_machine()
+def decode() -> None:
+    machine = measure_machine(default_dtype())
     print(
-        f"{jax.devices()[0].device_kind}, {jax.device_count()} device(s): copy {machine.bandwidth:.1f} GB/s, "
-        f"float32 product {machine.product_rate:.0f} GFLOP/s"
+        f"{jax.devices()[0].device_kind}, {jax.device_count()} device(s): {machine.bandwidth:.1f} GB/s, "
+        f"{default_dtype().__name__} product {machine.product_rate:.0f} GFLOP/s"
     )
-    rows = list(cli.progress(measure_decoding(*decoder, machine), "measuring"))
+    figures = {"machine": machine._asdict()}
+    tree = decoder_flags.given_tree()
+    if _SHAPE.value:
+        decoder = random_decoder(_SHAPE.value, default_dtype(), tree or tree_shape())
+        figures["parts"] = _parts(decoder, machine)
+    else:
+        verifier = load_verifier(decoder_flags.VERIFIER.value)
+        drafter = decoder_flags.given_drafter(verifier)
+        found = find_tree(verifier, drafter, 1, cli.progress)
+        trees = {tree or tree_shape(), found.best.shape}
+        decoders = [speculative_decoder(verifier, drafter, shape) for shape in sorted(trees, key=str)]
+        figures["parts"] = _parts(decoders[0], machine)
+        figures["trees"] = _trees(found)
+        figures["tokens_per_second"] = _speeds(verifier, decoders)
+    print(f"peak memory of this process: {peak_memory_gb():.2f} GB")
+    if _JSON.value:
+        with replacing(Path(_JSON.value)) as temporary:
+            temporary.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _parts(decoder: tuple[Models, Weights], machine: Machine) -> list[dict]:
+    """Prints the table of a step's parts."""
+    rows = list(cli.progress(measure_decoding(*decoder, machine), "measuring parts"))
     plain = rows[0].timing.median
     table = [
         (
@@ -60,37 +76,62 @@ def main() -> None:
         for row in rows
     ]
     print(format_table(("part", "ms", "of a plain step", "bound, ms", "reached"), table))
-    peers = _plain_speeds(verifier)
-    for name, speed in peers.items():
-        print(f"plain greedy decoding, {name}: {speed:.1f} tokens/s")
-    if len(peers) == 2:
-        ours, theirs = peers.values()
-        print(f"taps_jax / transformers: {ours / theirs:.2f}x")
-    print(f"peak memory of this process: {peak_memory_gb():.2f} GB")
-    if _JSON.value:
-        figures = {"machine": machine._asdict(), "rows": [_plain_dict(row) for row in rows], "tokens_per_second": peers}
-        with replacing(Path(_JSON.value)) as temporary:
-            temporary.write_text(json.dumps(figures, indent=1) + "\n")
+    by_name = {row.name: row.timing.median for row in rows}
+    shape = decoder[0].shape
+    ids = decoder[1].drafter.head.shape[0]
+    forwards = [f"verify {shape.num_nodes} nodes", "draft: extend", f"draft: grow {shape}, own head of {ids} ids"]
+    whole = by_name[f"whole step, tree {shape}"]
+    print(f"whole step / its verify and draft forwards: {whole / sum(by_name[name] for name in forwards):.2f}x")
+    return [_plain_dict(row) for row in rows]
 
 
-def _plain_speeds(verifier) -> dict[str, float]:
-    """Tokens/s of both libraries on the same prompts; of this one alone without torch."""
-    prompts = [encode_prompt(verifier.tokenizer, [{"role": "user", "content": text}]) for text in _PEER_PROMPTS]
-    make_engine = engine_factory(*plain_decoder(verifier), (), batch_size=1, max_new_tokens=_PEER_TOKENS)
-    engine = make_engine(max(map(len, prompts)))
-    engine.warm_up(map(len, prompts))
-    tokens = sum(len(done.tokens) for done in engine.decode(Request(prompt, _PEER_TOKENS) for prompt in prompts))
-    speeds = {"taps_jax": tokens / engine.seconds}
+def _trees(found: TreeChoice) -> list[dict]:
+    """Prints the best trees by measured times and the drafter's acceptance on sample answers."""
+    shown = found.choices[:_TREES_SHOWN]
+    table = [
+        (
+            str(choice.shape),
+            f"{choice.acceptance_length:.2f}",
+            f"{choice.step_ms:.1f}",
+            f"{choice.step_ms / found.plain_ms:.2f}",
+            f"{choice.tokens_per_second:.1f}",
+        )
+        for choice in shown
+    ]
+    print(format_table(("tree", "acceptance length", "step, ms", "needed to beat plain", "tokens/s"), table))
+    print(f"fastest: {found}")
+    return [{**choice._asdict(), "shape": str(choice.shape)} for choice in shown]
+
+
+def _speeds(verifier: Verifier, decoders: list[tuple[Models, Weights]]) -> dict[str, float]:
+    """Prints tokens/s of real decoding on the same prompts, and of transformers when torch is installed."""
+    texts = sample_texts(verifier)
+    speeds = {"plain": _tokens_per_second(plain_decoder(verifier), texts)}
+    for decoder in decoders:
+        speeds[f"speculative, tree {decoder[0].shape}"] = _tokens_per_second(decoder, texts)
+    prompts = [text.prompt for text in texts[:_PEER_PROMPTS]]
     try:
-        speeds["transformers"] = transformers_tokens_per_second(verifier, prompts, _PEER_TOKENS)
+        speeds["transformers, plain"] = transformers_tokens_per_second(verifier, prompts, _PEER_TOKENS)
     except ImportError:
         print("torch is not installed, so there is no comparison with transformers")
+    for name, speed in speeds.items():
+        print(f"greedy decoding, {name}: {speed:.1f} tokens/s, {speed / speeds['plain']:.2f}x plain")
+    if "transformers, plain" in speeds:
+        print(f"plain / transformers: {speeds['plain'] / speeds['transformers, plain']:.2f}x")
     return speeds
 
 
-def _plain_dict(row) -> dict:
+def _tokens_per_second(decoder: tuple[Models, Weights], texts: list[Text]) -> float:
+    make_engine = engine_factory(*decoder, (), batch_size=1, max_new_tokens=_PEER_TOKENS)
+    engine = make_engine(max(len(text.prompt) for text in texts))
+    engine.warm_up(len(text.prompt) for text in texts)
+    done = engine.decode(Request(text.prompt, _PEER_TOKENS) for text in texts)
+    return sum(len(answer.tokens) for answer in done) / engine.seconds
+
+
+def _plain_dict(row: Row) -> dict:
     return {**row._asdict(), "timing": row.timing._asdict()}
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run({"decode": decode})

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from typing import NoReturn
 
 import jax
 from absl import app, flags, logging
@@ -11,22 +11,31 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from taps_jax.errors import InputError, report_input_errors
+from taps_jax.files import cache_folder
 
 # transformers would warn on every start that it has no PyTorch, which only its own models need.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses flags, turns on the compile cache and runs `main`; bad input exits with one line and status 1."""
+def run(main: Callable[[], None] | dict[str, Callable[[], None]]) -> None:
+    """Parses flags, turns on the compile cache and runs `main`; bad input exits with one line and status 1.
+
+    Args:
+      main: the command, or several by the name that the first argument gives.
+    """
 
     def start(argv: list[str]) -> None:
-        if len(argv) > 1:
-            print(f"error: unexpected argument {argv[1]!r}, options look like --name=value", file=sys.stderr)
-            sys.exit(1)
+        names = list(main) if isinstance(main, dict) else []
+        if names and (len(argv) < 2 or argv[1] not in names):
+            _fail(f"expected one of {', '.join(names)} as the first argument")
+        extra = argv[2 if names else 1 :]
+        if extra:
+            _fail(f"unexpected argument {extra[0]!r}, options look like --name=value")
+        command = main[argv[1]] if names else main
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
         use_compile_cache()
-        report_input_errors(main)
+        report_input_errors(command)
 
     app.run(start, flags_parser=_parse_flags)
 
@@ -47,8 +56,7 @@ def loaded_config(flag: flags.FlagHolder) -> ConfigDict:
 def use_compile_cache() -> None:
     """Keeps compiled functions in a user cache folder, unless JAX_COMPILATION_CACHE_DIR says where (or is empty)."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(base / "taps_jax" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
 
 
 def progress(items: Iterable, title: str, total: int | None = None, initial: int = 0) -> tqdm:
@@ -62,5 +70,9 @@ def _parse_flags(argv: list[str]) -> list[str]:
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError) as error:
         # Config files are loaded and overridden while flags are parsed, and raise what they like.
         message = " ".join(str(error).strip("'\"").split())
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(1)
+        _fail(message)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)

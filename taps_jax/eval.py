@@ -8,34 +8,29 @@ from pathlib import Path
 
 from absl import flags
 
-from taps_jax import cli
+from taps_jax import cli, decoder_flags
 from taps_jax.checkpoints.verifier import load_verifier
 from taps_jax.data.questions import read_questions
 from taps_jax.evaluation.metrics import totals
 from taps_jax.evaluation.runner import Comparison, Pair
 from taps_jax.evaluation.tables import format_table
-from taps_jax.loading import load_drafter, plain_decoder, speculative_decoder, tree_shape
+from taps_jax.loading import plain_decoder, speculative_decoder
 from taps_jax.speculative.engine import engine_factory
 
-_VERIFIER = flags.DEFINE_string("verifier", "smollm2", "smollm2, a GGUF file, a directory or a hub id.")
-_DRAFTER = flags.DEFINE_string("drafter", None, "Drafter directory.", required=True)
-_ALLOW_OTHER = flags.DEFINE_bool("allow_other_verifier", False, "Use a drafter trained on another verifier.")
 _QUESTIONS = flags.DEFINE_list("questions", None, "Question files in MT-Bench format, a table row each.", required=True)
 _NUM_QUESTIONS = flags.DEFINE_integer("num_questions", None, "Use only this many of each file.", lower_bound=1)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 96, "Most tokens per answer.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Questions decoded at once.", lower_bound=1)
-_TOTAL_TOKEN = flags.DEFINE_integer("total_token", None, "Nodes of the draft tree, root included.")
-_DEPTH = flags.DEFINE_integer("depth", None, "Expansions after the first drafted level.")
-_TOP_K = flags.DEFINE_integer("top_k", None, "Tokens proposed per expanded node, nodes expanded per level.")
 
 _HEADER = ("questions", "answers", "tokens", "acceptance length", "plain tok/s", "speculative tok/s", "speed-up")
 
 
 def main() -> None:
-    shape = tree_shape(_TOTAL_TOKEN.value, _DEPTH.value, _TOP_K.value)
+    tree = decoder_flags.given_tree()
     files = {Path(name).stem: read_questions(Path(name))[: _NUM_QUESTIONS.value] for name in _QUESTIONS.value}
-    verifier = load_verifier(_VERIFIER.value)
-    drafter = load_drafter(_DRAFTER.value, verifier, _ALLOW_OTHER.value)
+    verifier = load_verifier(decoder_flags.VERIFIER.value)
+    drafter = decoder_flags.given_drafter(verifier)
+    shape = decoder_flags.chosen_tree(tree, verifier, drafter, _BATCH_SIZE.value)
     plain, speculative = (
         engine_factory(
             *decoder, verifier.stop_tokens, batch_size=_BATCH_SIZE.value, max_new_tokens=_MAX_NEW_TOKENS.value
@@ -55,7 +50,9 @@ def main() -> None:
         seconds[1] += comparison.speculative_seconds
     if len(rows) > 1:
         rows.append(_row("all", pairs, *seconds))
-    print(f"\ndrafter {_DRAFTER.value}, tree of {shape.total_token} nodes, depth {shape.depth}, top_k {shape.top_k}")
+    print(
+        f"\ndrafter {decoder_flags.DRAFTER.value}, tree of {shape.total_token} nodes, depth {shape.depth}, top_k {shape.top_k}"
+    )
     print(format_table(_HEADER, rows))
     different = [pair for pair in pairs if not pair.identical]
     for pair in different:

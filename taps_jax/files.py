@@ -20,3 +20,8 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
             os.replace(self._temporary, self._path)
         else:
             self._temporary.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """Where what can be computed again is kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "taps_jax"

@@ -9,14 +9,10 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from taps_jax import cli
+from taps_jax import cli, decoder_flags
 from taps_jax.checkpoints.verifier import load_verifier
 from taps_jax.generation import Generated, generate
-from taps_jax.loading import load_drafter, tree_shape
 
-_VERIFIER = flags.DEFINE_string("verifier", "smollm2", "smollm2, a GGUF file, a directory or a hub id.")
-_DRAFTER = flags.DEFINE_string("drafter", None, "Drafter directory; without one, decoding is plain.")
-_ALLOW_OTHER = flags.DEFINE_bool("allow_other_verifier", False, "Use a drafter trained on another verifier.")
 _PROMPT = flags.DEFINE_string("prompt", None, "User message; without one, messages come from standard input.")
 _CHAT = flags.DEFINE_bool("chat", False, "Every line of standard input is a turn of one conversation.")
 _SYSTEM = flags.DEFINE_string("system", None, "System message.")
@@ -26,15 +22,15 @@ _TOP_P = flags.DEFINE_float("top_p", 1.0, "Keep the most probable tokens up to t
 _TOP_K_SAMPLING = flags.DEFINE_integer("top_k_sampling", 0, "Keep this many most probable tokens; 0 keeps all.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the random stream.")
 _STREAM = flags.DEFINE_bool("stream", True, "Print text as it is decoded.")
-_TOTAL_TOKEN = flags.DEFINE_integer("total_token", None, "Nodes of the draft tree, root included.")
-_DEPTH = flags.DEFINE_integer("depth", None, "Expansions after the first drafted level.")
-_TOP_K = flags.DEFINE_integer("top_k", None, "Tokens proposed per expanded node, nodes expanded per level.")
 
 
 def main() -> None:
-    shape = tree_shape(_TOTAL_TOKEN.value, _DEPTH.value, _TOP_K.value)
-    verifier = load_verifier(_VERIFIER.value)
-    drafter = load_drafter(_DRAFTER.value, verifier, _ALLOW_OTHER.value) if _DRAFTER.value else None
+    tree = decoder_flags.given_tree()
+    verifier = load_verifier(decoder_flags.VERIFIER.value)
+    drafter = shape = None  # without a drafter, decoding is plain
+    if decoder_flags.DRAFTER.value:
+        drafter = decoder_flags.given_drafter(verifier)
+        shape = decoder_flags.chosen_tree(tree, verifier, drafter, batch_size=1)
     start = [{"role": "system", "content": _SYSTEM.value}] if _SYSTEM.value else []
     history = start
     for message in _messages():

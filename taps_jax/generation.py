@@ -78,9 +78,7 @@ def generate(
         for index, (prompt, chosen) in enumerate(zip(prompts, settings, strict=True))
     ]
     decoder = (
-        plain_decoder(verifier)
-        if drafter is None
-        else speculative_decoder(verifier, drafter, tree or tree_shape(None, None, None))
+        plain_decoder(verifier) if drafter is None else speculative_decoder(verifier, drafter, tree or tree_shape())
     )
     make_engine = engine_factory(
         *decoder, verifier.stop_tokens, batch_size=min(batch_size, len(prompts)), max_new_tokens=max_new_tokens

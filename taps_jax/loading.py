@@ -19,7 +19,7 @@ _DEFAULT_TREES = {"cpu": TreeShape(total_token=8, depth=3, top_k=3)}
 _PAPER_TREE = TreeShape(total_token=60, depth=5, top_k=10)
 
 
-def tree_shape(total_token: int | None, depth: int | None, top_k: int | None) -> TreeShape:
+def tree_shape(total_token: int | None = None, depth: int | None = None, top_k: int | None = None) -> TreeShape:
     """The draft tree's size; what is None takes the platform's default.
 
     Raises:

@@ -22,7 +22,7 @@ class Timing(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Measured limits: memory bandwidth in GB/s by a large copy, float32 product rate in GFLOP/s."""
+    """Measured limits: memory bandwidth in GB/s by a large update in place, product rate in GFLOP/s."""
 
     bandwidth: float
     product_rate: float
@@ -44,8 +44,8 @@ def time_call(function: Callable[[], Any], repeats: int = 15) -> Timing:
     return Timing(statistics.median(seconds) * 1e3, min(seconds) * 1e3, max(seconds) * 1e3)
 
 
-def measure_machine(size: int = 2048) -> Machine:
-    """Reading and writing 512 MB, and a square float32 product of `size`."""
+def measure_machine(dtype: jnp.dtype, size: int = 2048) -> Machine:
+    """Reading and writing 512 MB, and a square product of `size` in `dtype`."""
     box = [jnp.ones((128, 1024, 1024), jnp.float32)]
     # In place: a new array for every result would measure how fast the system hands out pages.
     add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
@@ -55,7 +55,7 @@ def measure_machine(size: int = 2048) -> Machine:
         return box[0]
 
     copied = time_call(copy, 5)
-    square = jnp.ones((size, size), jnp.float32)
+    square = jnp.ones((size, size), dtype)
     product = jax.jit(lambda x: x @ x)
     multiplied = time_call(lambda: product(square), 5)
     return Machine(2 * box[0].nbytes / 1e6 / copied.least, 2 * size**3 / 1e6 / multiplied.least)

@@ -146,7 +146,7 @@ def grow(
     k = shape.top_k
     lead = output.shape[:2]
     first = propose(weights, output, k)
-    levels = [_Level(first.token, first.log_prob, _spread(first.entropy, k), jnp.full((*lead, k), -1, jnp.int32))]
+    levels = [Level(first.token, first.log_prob, _spread(first.entropy, k), jnp.full((*lead, k), -1, jnp.int32))]
     beam = _Beam(first.token, first.log_prob, jnp.broadcast_to(jnp.arange(k), (*lead, k)))
     beam_features = jnp.broadcast_to(output[:, :, None], (*lead, k, output.shape[-1]))
     sees = jnp.broadcast_to(jnp.eye(k, dtype=bool), (*lead, k, k))
@@ -164,7 +164,7 @@ def grow(
         total = beam.log_prob[..., None] + found.log_prob
         parent = jnp.broadcast_to(beam.candidate[..., None], total.shape)
         flatten = lambda a: a.reshape(*lead, k * k)
-        levels.append(_Level(flatten(found.token), flatten(total), flatten(_spread(found.entropy, k)), flatten(parent)))
+        levels.append(Level(flatten(found.token), flatten(total), flatten(_spread(found.entropy, k)), flatten(parent)))
         best, chosen = best_of(flatten(total), k)
         row = chosen // k
         candidate = k + level * k * k + chosen
@@ -172,10 +172,10 @@ def grow(
         beam_features = jnp.take_along_axis(outputs, row[..., None], axis=2)
         own = jnp.broadcast_to(jnp.eye(k, dtype=bool), (*lead, k, k))
         sees = jnp.concatenate([jnp.take_along_axis(sees, row[..., None], axis=2), own], axis=-1)
-    return _keep_best(levels, root, shape)
+    return keep_best(levels, root, shape)
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """Candidates of one drafted level, each [N, B, c]; parent is a candidate index, -1 for the root."""
 
     token: Array
@@ -192,13 +192,13 @@ class _Beam(NamedTuple):
     candidate: Array
 
 
-def _keep_best(levels: list[_Level], root: Array, shape: TreeShape) -> DraftTree:
+def keep_best(levels: list[Level], root: Array, shape: TreeShape) -> DraftTree:
     """The root and the M-1 best candidates, in drafting order.
 
     A parent's cumulative log-probability is at least its child's and its index is lower, and top_k prefers the lower
     index among equals, so a kept node's parent is always kept.
     """
-    joined = _Level(*(jnp.concatenate(parts, axis=-1) for parts in zip(*levels, strict=True)))
+    joined = Level(*(jnp.concatenate(parts, axis=-1) for parts in zip(*levels, strict=True)))
     level_sizes = [level.token.shape[-1] for level in levels]
     depth_of = jnp.repeat(jnp.arange(1, len(levels) + 1), jnp.array(level_sizes), total_repeat_length=sum(level_sizes))
     _, kept = best_of(joined.log_prob, shape.num_nodes - 1)

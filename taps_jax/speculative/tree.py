@@ -27,7 +27,11 @@ class TreeShape:
 
     def __post_init__(self):
         if self.total_token < 2 or self.depth < 0 or self.top_k < 1:
-            raise ValueError(f"{self}: total_token must be at least 2, depth at least 0 and top_k at least 1")
+            raise ValueError(f"tree {self}: total_token must be at least 2, depth at least 0 and top_k at least 1")
+
+    def __str__(self) -> str:
+        """As `--tree` takes it."""
+        return f"{self.total_token}/{self.depth}/{self.top_k}"
 
     @property
     def num_candidates(self) -> int:

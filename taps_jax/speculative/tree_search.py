@@ -155,9 +155,7 @@ def _true_ranks(trace: Trace, drafted: np.ndarray, depth: int) -> np.ndarray:
     return ranks
 
 
-def rank_shapes(
-    trace: Trace, shapes: Sequence[TreeShape], step_ms: Callable[[TreeShape], float]
-) -> list[Choice]:
+def rank_shapes(trace: Trace, shapes: Sequence[TreeShape], step_ms: Callable[[TreeShape], float]) -> list[Choice]:
     """Sizes by the tokens per second they promise, best first."""
     choices = [
         Choice(shape, acceptance_length(trace, accepted), step_ms(shape))

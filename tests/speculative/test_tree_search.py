@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 
+from taps_jax.speculative.engine import Request
 from taps_jax.speculative.replay import count_steps
 from taps_jax.speculative.tree import TreeShape
 from taps_jax.speculative.tree_search import (
@@ -17,7 +18,6 @@ from taps_jax.speculative.tree_search import (
     wide_shape,
 )
 from tests.speculative.test_step import MOST_TOKENS, make_engine, make_models, make_prompt, make_weights
-from taps_jax.speculative.engine import Request
 
 SEED = 3  # a drafter that is often right
 
