@@ -50,9 +50,8 @@ def main() -> None:
         seconds[1] += comparison.speculative_seconds
     if len(rows) > 1:
         rows.append(_row("all", pairs, *seconds))
-    print(
-        f"\ndrafter {decoder_flags.DRAFTER.value}, tree of {shape.total_token} nodes, depth {shape.depth}, top_k {shape.top_k}"
-    )
+    size = f"{shape.total_token} nodes, depth {shape.depth}, top_k {shape.top_k}"
+    print(f"\ndrafter {decoder_flags.DRAFTER.value}, tree of {size}")
     print(format_table(_HEADER, rows))
     different = [pair for pair in pairs if not pair.identical]
     for pair in different:
