@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -13,7 +14,7 @@ WORDS = [f"w{number}" for number in range(40)]
 
 
 def write_tiny_verifier(directory: Path, hidden_size: int = 32) -> Path:
-    """Random weights, a word tokenizer and a chat template."""
+    """Random weights (the same ones on every call), a word tokenizer and a chat template."""
     special = ["<unk>", "<|user|>", "<|assistant|>", "<|end|>"]
     vocabulary = {word: index for index, word in enumerate(special + WORDS)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -33,5 +34,7 @@ def write_tiny_verifier(directory: Path, hidden_size: int = 32) -> Path:
         eos_token_id=3,
         bos_token_id=None,
     )
-    LlamaForCausalLM(config).save_pretrained(directory)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(directory)
     return directory
