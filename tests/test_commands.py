@@ -107,8 +107,10 @@ def test_evaluation_reports_lossless_answers(workspace, trained, batch_size):
         f"--questions={workspace / 'questions.jsonl'}",
         "--max_new_tokens=12",
         f"--batch_size={batch_size}",
+        "--tree=5/1/2",
     )
     assert done.returncode == 0, done.stderr
+    assert "tree of 5 nodes, depth 1, top_k 2" in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith("| questions "))
     assert "acceptance length" in row
     answers, identical = done.stdout.splitlines()[-1].removeprefix("lossless: ").split()[0].split("/")
@@ -142,7 +144,13 @@ def test_bad_names_and_files_give_one_line(workspace, trained, tmp_path):
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"question_id": 1, "turns": ["w1 " * 300]}) + "\n")
     assert "max_position_embeddings of 256" in fails("taps_jax.eval", verifier, drafter, f"--questions={long}")
-    assert "total_token must be at least 2" in fails("taps_jax.eval", verifier, drafter, questions, "--total_token=1")
+    for tree, message in {
+        "--total_token=1": "total_token must be at least 2",
+        "--tree=big": "--tree is 'big', expected auto or three numbers such as 60/5/10",
+        "--tree=auto --depth=2": "give either --tree or",
+    }.items():
+        assert message in fails("taps_jax.eval", verifier, drafter, questions, *tree.split())
+    assert "expected one of decode" in fails("taps_jax.benchmark", "dekode")
 
 
 def test_bad_settings_give_one_line(workspace):

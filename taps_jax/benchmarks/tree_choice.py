@@ -94,7 +94,10 @@ def find_tree(verifier: Verifier, drafter: LoadedDrafter, batch_size: int, progr
 def cached_tree(verifier: Verifier, drafter: LoadedDrafter, batch_size: int, progress: Progress) -> TreeChoice:
     """As `find_tree`, remembered per device, verifier, drafter and batch size in the user's cache folder."""
     path = cache_folder() / "trees.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        known = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # a damaged cache is measured anew
+        known = {}
     key = _key(verifier, drafter, batch_size)
     if key not in known:
         found = find_tree(verifier, drafter, batch_size, progress)

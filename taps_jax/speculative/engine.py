@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from taps_jax.errors import InputError
+from taps_jax.memory import free_bytes
 from taps_jax.speculative.decode import Models, Prompt, Weights, empty_state, insert, run
 from taps_jax.speculative.sampling import Sampling
 
@@ -73,7 +74,12 @@ class Engine:
         cache_size: int,
         max_new_tokens: int,
     ):
-        """See `cache_size_for` for a sufficient `cache_size`; `max_new_tokens` bounds every request's."""
+        """See `cache_size_for` for a sufficient `cache_size`; `max_new_tokens` bounds every request's.
+
+        Raises:
+          InputError: the caches need more memory than there is.
+        """
+        _check_memory(models, weights, batch_size, cache_size, max_new_tokens)
         self._models, self._weights = models, weights
         self._stop = jnp.asarray(stop_tokens, jnp.int32)
         self._batch, self._cache_size, self._max_new_tokens = batch_size, cache_size, max_new_tokens
@@ -168,6 +174,17 @@ def engine_factory(
         )
 
     return make
+
+
+def _check_memory(models: Models, weights: Weights, batch: int, cache_size: int, max_new_tokens: int) -> None:
+    state = jax.eval_shape(lambda: empty_state(models, weights, batch, cache_size, max_new_tokens))
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise InputError(
+            f"batch_size {batch} with caches of {cache_size} positions needs {needed / 1e9:.1f} GB, "
+            f"{free / 1e9:.1f} GB are free: lower batch_size, max_new_tokens or the prompts' length"
+        )
 
 
 def prompt_bucket(length: int) -> int:

@@ -13,6 +13,7 @@ from taps_jax.errors import InputError
 from taps_jax.models.config import DrafterConfig
 from taps_jax.models.drafter import Drafter
 from taps_jax.models.llama import Llama, causal_mask
+from taps_jax.speculative import engine
 from taps_jax.speculative.decode import Models, Prompt, Weights, empty_state, insert, run, step
 from taps_jax.speculative.engine import Completion, Engine, Request, cache_size_for, prompt_bucket
 from taps_jax.speculative.sampling import greedy
@@ -287,6 +288,28 @@ def test_a_callback_sees_the_text_grow_step_by_step():
 def test_requests_that_do_not_fit_are_refused(request_, message):
     with pytest.raises(InputError, match=message):
         list(make_engine(SMALL, 0).decode([request_]))
+
+
+def test_caches_beyond_the_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(engine, "free_bytes", lambda: 1_000_000)
+    sizes = {"cache_size": 4096, "max_new_tokens": 8}
+    with pytest.raises(InputError, match="batch_size 8 with caches of 4096 positions needs .* lower batch_size"):
+        Engine(*make_decoder(None), (), batch_size=8, **sizes)
+    monkeypatch.setattr(engine, "free_bytes", lambda: None)
+    Engine(*make_decoder(None), (), batch_size=8, **sizes)
+
+
+def test_a_drafter_reads_beyond_its_own_positions():
+    """Rope follows from the position, whatever number of them the drafter's config names."""
+    texts = {}
+    for most in (CONFIG.max_position_embeddings, 16):
+        models, weights = make_decoder(TreeShape(8, 3, 3))
+        layer = dataclasses.replace(models.drafter.config.layer, max_position_embeddings=most)
+        models = models._replace(drafter=Drafter(dataclasses.replace(models.drafter.config, layer=layer)))
+        decoding = Engine(models, weights, (), cache_size=128, max_new_tokens=40)
+        (done,) = decoding.decode([Request(tuple(range(40)), 40)])
+        texts[most] = (done.tokens, done.steps)
+    assert len(set(texts.values())) == 1
 
 
 def test_buckets():
