@@ -57,7 +57,7 @@ def speculative_decoder(verifier: Verifier, drafter: LoadedDrafter, shape: TreeS
       InputError: the tree proposes more tokens per node than the draft vocabulary has.
     """
     weights = drafter_weights(
-        [drafter.params], embedding_table(verifier.params), head_table(verifier.params), drafter.vocabulary
+        [drafter.params], embedding_table(verifier.params), head_table(verifier.params), [drafter.vocabulary]
     )
     if shape.top_k > weights.head.shape[0]:
         raise InputError(f"top_k {shape.top_k} exceeds the draft vocabulary of {weights.head.shape[0]} tokens")

@@ -55,7 +55,7 @@ def random_decoder(name: str, dtype: jnp.dtype, shape: TreeShape) -> tuple[Model
     drafter = drafter_config(config)
     params = _random(abstract_llama(config), dtype)
     specialist = _random(jax.eval_shape(lambda: init_drafter(drafter, jax.random.key(0))), dtype)
-    weights = drafter_weights([specialist], embedding_table(params), head_table(params), None)
+    weights = drafter_weights([specialist], embedding_table(params), head_table(params), [None])
     return Models(Llama(config), Drafter(drafter), shape), Weights(params, weights)
 
 

@@ -1,7 +1,7 @@
 """Decoding state and the jitted functions that advance it: insert a prompt, take a step, run many steps.
 
-One step is extend drafters -> grow -> verify -> accept -> commit. With no drafter the tree is the root alone and the
-same step is plain decoding. Every array has a leading batch axis; rows advance, stop and are refilled independently.
+One step is draft (extend, grow, compose) -> verify -> accept -> commit. With no drafter the tree is the root alone and
+the same step is plain decoding. Every array has a leading batch axis; rows advance, stop and are refilled on their own.
 
 Shapes: B batch, T prompt bucket, S cache positions, O output slots, L path slots, E stop tokens.
 """
@@ -17,18 +17,23 @@ from jax import Array
 from taps_jax.models.cache import KVCache, empty_cache
 from taps_jax.models.drafter import Drafter, stacked
 from taps_jax.models.llama import Llama, causal_mask
-from taps_jax.speculative.drafting import CommittedPairs, DrafterWeights, extend, grow
+from taps_jax.speculative.composition import Composition, Routing, draft, empty_routing
+from taps_jax.speculative.drafting import CommittedPairs, DrafterWeights
 from taps_jax.speculative.sampling import Sampling, choose, greedy
 from taps_jax.speculative.tree import AcceptedPath, DraftTree, TreeShape, accept, root_tree
 from taps_jax.speculative.verification import commit, verify
 
 
 class Models(NamedTuple):
-    """The static half of a decoder: hashable modules and sizes. `drafter` and `shape` are None for plain decoding."""
+    """The static half of a decoder: hashable modules, sizes and how specialists are composed.
+
+    `drafter` and `shape` are None for plain decoding.
+    """
 
     verifier: Llama
     drafter: Drafter | None = None
     shape: TreeShape | None = None
+    composition: Composition = Composition.SINGLE
 
     @property
     def path_length(self) -> int:
@@ -58,6 +63,7 @@ class DecodeState:
       sampling: per-row settings.
       drafter_cache: leaves [N, B, K, S, E], or None for plain decoding.
       pairs: committed positions the drafters have not read yet, or None.
+      routing: what the choice among specialists rests on, or None.
     """
 
     cache: KVCache
@@ -71,14 +77,16 @@ class DecodeState:
     sampling: Sampling
     drafter_cache: KVCache | None
     pairs: CommittedPairs | None
+    routing: Routing | None
 
 
 class StepRecord(NamedTuple):
-    """What one step did: the tree, its accepted path, and how many tokens each row committed [B]."""
+    """What one step did: the tree, its accepted path, how many tokens each row committed [B], and the routing."""
 
     tree: DraftTree
     path: AcceptedPath
     committed: Array
+    routing: Routing | None
 
 
 class Prompt(NamedTuple):
@@ -104,12 +112,13 @@ def empty_state(models: Models, weights: Weights, batch: int, cache_size: int, m
     # Distinct buffers: a donated state must not hold the same one twice.
     zeros = lambda: jnp.zeros(batch, jnp.int32)
     slots = models.path_length
-    drafter_cache = pairs = None
+    drafter_cache = pairs = routing = None
     if models.drafter:
         specialists = jax.tree.leaves(weights.drafter.params)[0].shape[0]
         drafter_cache = empty_cache(models.drafter.config.layer, (specialists, batch), cache_size, dtype)
         features = jnp.zeros((batch, slots, config.hidden_size), dtype)
         pairs = CommittedPairs(features, jnp.zeros((batch, slots), jnp.int32), jnp.ones(batch, jnp.int32))
+        routing = empty_routing(specialists, batch, config.hidden_size, dtype)
     return DecodeState(
         cache=empty_cache(config, (batch,), cache_size, dtype),
         length=zeros(),
@@ -122,6 +131,7 @@ def empty_state(models: Models, weights: Weights, batch: int, cache_size: int, m
         sampling=greedy(batch),
         drafter_cache=drafter_cache,
         pairs=pairs,
+        routing=routing,
     )
 
 
@@ -149,7 +159,7 @@ def insert(
     root = choose(logits, sampling, before, jnp.zeros((1, 1), jnp.int32), 1)[0, 0]
     write = lambda old, rows: jax.lax.dynamic_update_slice(old, rows.astype(old.dtype), (row, 0, 0, 0))
     set_row = lambda values, value: values.at[row].set(value)
-    drafter_cache, pairs = state.drafter_cache, state.pairs
+    drafter_cache, pairs, routing = state.drafter_cache, state.pairs, state.routing
     if models.drafter:
         # The pair of the last prompt token waits for the first step; its slot here is overwritten then.
         following = weights.drafter.embedding[jnp.roll(tokens, -1, axis=1)]
@@ -163,6 +173,7 @@ def insert(
             pairs.tokens.at[row, 0].set(root),
             set_row(pairs.count, 1),
         )
+        routing = routing._replace(score=routing.score.at[:, row].set(0.0), chosen=set_row(routing.chosen, -1))
     return DecodeState(
         cache=jax.tree.map(write, state.cache, new),
         length=set_row(state.length, prompt.length),
@@ -175,6 +186,7 @@ def insert(
         sampling=jax.tree.map(set_row, state.sampling, prompt.sampling),
         drafter_cache=drafter_cache,
         pairs=pairs,
+        routing=routing,
     )
 
 
@@ -182,12 +194,19 @@ def advance(models: Models, weights: Weights, state: DecodeState, stop: Array) -
     """One step of every active row; see `step` and `run` for the jitted drivers."""
     if models.drafter:
         with jax.named_scope("draft"):
-            start = state.length - state.pairs.count
-            output, drafter_cache = extend(models.drafter, weights.drafter, state.drafter_cache, start, state.pairs)
-            trees = grow(models.drafter, weights.drafter, drafter_cache, state.length, output, state.root, models.shape)
-            tree = jax.tree.map(lambda leaf: leaf[0], trees)
+            tree, drafter_cache, routing = draft(
+                models.composition,
+                models.drafter,
+                weights.drafter,
+                state.drafter_cache,
+                state.length,
+                state.pairs,
+                state.routing,
+                state.root,
+                models.shape,
+            )
     else:
-        drafter_cache, tree = None, root_tree(state.root)
+        tree, drafter_cache, routing = root_tree(state.root), None, None
     with jax.named_scope("verify"):
         verified = verify(models.verifier, weights.verifier, state.cache, state.length, tree)
         best = choose(verified.logits, state.sampling, state.length, tree.depth, models.path_length)
@@ -210,8 +229,9 @@ def advance(models: Models, weights: Weights, state: DecodeState, stop: Array) -
             active=state.active & ~stopped & (count < state.limit),
             drafter_cache=drafter_cache,
             pairs=_keep_inactive(state, pairs) if models.drafter else None,
+            routing=routing,
         )
-    return new_state, StepRecord(tree, path, committed)
+    return new_state, StepRecord(tree, path, committed, routing)
 
 
 @functools.partial(jax.jit, static_argnames=("models",), donate_argnames=("state",))

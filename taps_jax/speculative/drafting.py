@@ -7,13 +7,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from taps_jax.models.cache import KVCache, append
 from taps_jax.models.drafter import Drafter, stack_specialists, stacked
-from taps_jax.models.layers import attend, project
+from taps_jax.models.layers import NEGATIVE, attend, project
 from taps_jax.numerics import top_k as best_of
 from taps_jax.speculative.tree import DraftTree, TreeShape, ancestor_matrix
+
+# A specialist's log-probability of a token that it cannot propose: one in a hundred thousand.
+LOG_PROB_FLOOR = -11.5
 
 
 class DrafterWeights(NamedTuple):
@@ -24,27 +28,40 @@ class DrafterWeights(NamedTuple):
       embedding: [V, D], the verifier's token embedding.
       head: [W, D], the rows of the verifier's head that specialists may propose from.
       vocabulary: [W] int32, the token ids of those rows, or None when W = V.
+      own: [N, W] bool, which of them each specialist may propose, or None when each may propose all.
     """
 
     params: dict
     embedding: Array
     head: Array
     vocabulary: Array | None
+    own: Array | None = None
 
 
-def drafter_weights(specialists: list[dict], embedding: Array, head: Array, vocabulary: Array | None) -> DrafterWeights:
-    """Stacks specialists and takes the head's rows of their draft vocabulary, once.
+def drafter_weights(
+    specialists: list[dict], embedding: Array, head: Array, vocabularies: list[np.ndarray | None]
+) -> DrafterWeights:
+    """Stacks specialists and takes the head's rows of all their draft vocabularies, once.
 
     Args:
       specialists: parameters of N drafters of one shape, cast to the embedding's dtype.
       embedding, head: the verifier's, each [V, D].
-      vocabulary: [W] int32 ids, or None for all.
+      vocabularies: of each specialist its ids, or None for all.
     """
     cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, embedding.dtype), stack_specialists(specialists))
-    if vocabulary is None:
+    if all(ids is None for ids in vocabularies):
         return DrafterWeights(cast, embedding, head, None)
-    ids = jnp.asarray(vocabulary, jnp.int32)
-    return DrafterWeights(cast, embedding, head[ids], ids)
+    everything = np.arange(head.shape[0])
+    lists = [everything if ids is None else np.asarray(ids) for ids in vocabularies]
+    if all(np.array_equal(ids, lists[0]) for ids in lists):
+        union, own = lists[0], None
+    else:
+        union = np.unique(np.concatenate(lists))
+        own = jnp.asarray(np.stack([np.isin(union, ids) for ids in lists]))
+    if np.array_equal(union, everything):
+        return DrafterWeights(cast, embedding, head, None, own)
+    ids = jnp.asarray(union, jnp.int32)
+    return DrafterWeights(cast, embedding, head[ids], ids, own)
 
 
 class CommittedPairs(NamedTuple):
@@ -76,8 +93,8 @@ class Proposals(NamedTuple):
 
 
 def propose(weights: DrafterWeights, outputs: Array, top_k: int) -> Proposals:
-    """The k most probable tokens by the drafter (temperature 1) after predicted features `outputs` [..., D]."""
-    logits = project(outputs, weights.head).astype(jnp.float32)
+    """The k most probable tokens by the drafter (temperature 1) after predicted features `outputs` [N, ..., D]."""
+    logits = _logits(weights, outputs)
     flat = logits.reshape(-1, logits.shape[-1])
     top, index = best_of(flat, top_k)
     shifted = flat - top[:, :1]  # the largest logit is at hand: no second pass for it
@@ -91,13 +108,39 @@ def propose(weights: DrafterWeights, outputs: Array, top_k: int) -> Proposals:
     return Proposals(token.reshape(*lead, top_k), log_prob.reshape(*lead, top_k), entropy.reshape(lead))
 
 
+def token_log_probs(weights: DrafterWeights, outputs: Array, tokens: Array) -> Array:
+    """Each specialist's log-probabilities of tokens [B, R] by its predictions `outputs` [N, B, R, D] -> [N, B, R].
+
+    A token that a specialist cannot propose, or hardly would, counts as `LOG_PROB_FLOOR`.
+    """
+    logits = _logits(weights, outputs)
+    ids = jnp.arange(logits.shape[-1]) if weights.vocabulary is None else weights.vocabulary
+    is_token = tokens[..., None] == ids
+    found = jnp.max(jnp.where(is_token, logits, NEGATIVE), axis=-1)
+    return jnp.maximum(found - jax.nn.logsumexp(logits, axis=-1), LOG_PROB_FLOOR)
+
+
+def _logits(weights: DrafterWeights, outputs: Array) -> Array:
+    """outputs [N, ..., D] -> float32 logits [N, ..., W]; ids that a specialist lacks are out of its reach."""
+    logits = project(outputs, weights.head).astype(jnp.float32)
+    if weights.own is None:
+        return logits
+    own = weights.own.reshape(weights.own.shape[0], *[1] * (logits.ndim - 2), -1)
+    return jnp.where(own, logits, NEGATIVE)
+
+
 def extend(
-    drafter: Drafter, weights: DrafterWeights, cache: KVCache, start: Array, pairs: CommittedPairs
+    drafter: Drafter,
+    weights: DrafterWeights,
+    cache: KVCache,
+    start: Array,
+    pairs: CommittedPairs,
+    every_row: bool = False,
 ) -> tuple[Array, KVCache]:
     """Lets every specialist read the newly committed positions.
 
     Keys and values are computed for all R slots (those beyond `count` are overwritten by the next call), the rest of
-    the layer only for the last committed one, the only output that drafting needs.
+    the layer only for the last committed one, the only output that drafting needs, unless `every_row` is asked for.
 
     Args:
       drafter: the module of one specialist.
@@ -105,22 +148,23 @@ def extend(
       cache: one layer, leaves [N, B, K, S, E], holding `start` pairs per row.
       start: [B] int32.
       pairs: what to read.
+      every_row: return the outputs of all slots.
     Returns:
-      Predicted features at the last committed position [N, B, D], and the extended cache.
+      Predicted features at the last committed position [N, B, D], or of all slots [N, B, R, D]; the extended cache.
     """
     rows = pairs.tokens.shape[1]
     positions = start[:, None] + jnp.arange(rows)
     embeddings = weights.embedding[pairs.tokens]
     x = stacked(drafter, Drafter.fuse, (None, None))(weights.params, embeddings, pairs.features)
     new = KVCache(*((part,) for part in stacked(drafter, Drafter.keys_values, (0, None))(weights.params, x, positions)))
-    last = (pairs.count - 1)[:, None]
-    x_last = jnp.take_along_axis(x, last[None, :, :, None], axis=2)
-    last_position = start[:, None] + last
-    q = stacked(drafter, Drafter.queries, (0, None))(weights.params, x_last, last_position)
-    sees = (jnp.arange(rows) < pairs.count[:, None])[:, None, :]
+    slots = jnp.arange(rows)
+    asked = jnp.broadcast_to(slots, pairs.tokens.shape) if every_row else (pairs.count - 1)[:, None]
+    x_asked = jnp.take_along_axis(x, asked[None, :, :, None], axis=2)
+    q = stacked(drafter, Drafter.queries, (0, None))(weights.params, x_asked, start[:, None] + asked)
+    sees = slots <= asked[..., None]
     attended = jax.vmap(attend, in_axes=(0, 0, None, 0, None))(q, _pair(new), sees, _pair(cache), start)
-    output = stacked(drafter, Drafter.finish, (0, 0))(weights.params, x_last, attended)
-    return output[:, :, 0], jax.vmap(append, in_axes=(0, 0, None))(cache, new, start)
+    output = stacked(drafter, Drafter.finish, (0, 0))(weights.params, x_asked, attended)
+    return output if every_row else output[:, :, 0], jax.vmap(append, in_axes=(0, 0, None))(cache, new, start)
 
 
 def grow(

@@ -17,7 +17,8 @@ from scipy.stats import chi2
 from taps_jax.models.config import DrafterConfig
 from taps_jax.models.drafter import Drafter, init_drafter, stack_specialists
 from taps_jax.models.llama import Llama, causal_mask, embedding_table, head_table
-from taps_jax.speculative import decode
+from taps_jax.speculative import composition, decode
+from taps_jax.speculative.composition import Routing
 from taps_jax.speculative.decode import Models, Prompt, Weights, advance, empty_state, insert
 from taps_jax.speculative.drafting import DrafterWeights
 from taps_jax.speculative.sampling import Sampling, truncate
@@ -134,9 +135,12 @@ def make_sampler(models: Models, weights: Weights):
         settings = (temperature, top_p, top_k)
         state = jax.vmap(start)(keys)
         # [R, 1, ...] -> [R, ...], but the drafters' [R, N, 1, ...] -> [N, R, ...].
-        drafter_cache = jax.tree.map(lambda leaf: jnp.moveaxis(leaf[:, :, 0], 0, 1), state.drafter_cache)
-        rest = jax.tree.map(lambda leaf: leaf[:, 0], state.replace(drafter_cache=None))
-        state = rest.replace(drafter_cache=drafter_cache)
+        by_specialist = lambda leaf: jnp.moveaxis(leaf[:, :, 0], 0, 1)
+        drafter_cache, routing = jax.tree.map(by_specialist, state.drafter_cache), state.routing
+        if routing is not None:
+            routing = Routing(by_specialist(routing.score), routing.chosen[:, 0], by_specialist(routing.output))
+        rest = jax.tree.map(lambda leaf: leaf[:, 0], state.replace(drafter_cache=None, routing=None))
+        state = rest.replace(drafter_cache=drafter_cache, routing=routing)
 
         def advance_counted(carry):
             state, accepted = carry
@@ -225,7 +229,7 @@ def sampler_for():
         if (shape, quality) not in cache:
             with patch.context() as inner:
                 if quality == "repeated":
-                    inner.setattr(decode, "grow", repeat_siblings(decode.grow))
+                    inner.setattr(composition, "grow", repeat_siblings(composition.grow))
                 sampler = make_sampler(*make_pair(shape, quality))
                 sampler(keys, jnp.float32(1), jnp.float32(1), jnp.int32(0))
             cache[shape, quality] = sampler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from taps_jax.models.llama import Llama, causal_mask
-from taps_jax.speculative import decode
+from taps_jax.speculative import composition
 from taps_jax.speculative.decode import Prompt, advance, empty_state, insert
 from taps_jax.speculative.sampling import Sampling
 from taps_jax.speculative.tree import DraftTree, TreeShape
@@ -76,7 +76,7 @@ def sampled_steps(quality: str) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("quality", ["good", "repeated", pytest.param("bad", marks=pytest.mark.slow)])
 def test_mean_acceptance_is_the_expected_one(monkeypatch, quality):
     if quality == "repeated":
-        monkeypatch.setattr(decode, "grow", repeat_siblings(decode.grow))
+        monkeypatch.setattr(composition, "grow", repeat_siblings(composition.grow))
     accepted, expected = sampled_steps(quality)
     assert len(accepted) >= 2000
     difference = accepted - expected

@@ -86,7 +86,7 @@ class Bench:
             map(np.array, answers), DRAFT_VOCABULARY, verifier.stop_tokens, verifier.config.vocab_size
         )
         tables = embedding_table(verifier.params), head_table(verifier.params)
-        weights = Weights(verifier.params, drafter_weights([params], *tables, ids))
+        weights = Weights(verifier.params, drafter_weights([params], *tables, [ids]))
         return Models(verifier.module, Drafter(config), shape), weights
 
 
