@@ -208,8 +208,8 @@ def test_drafter_weights_stack_specialists_and_slice_the_head():
     _, weights = make((8, 3, 3), specialists=2)
     each = [jax.tree.map(lambda leaf, n=n: leaf[n].astype(jnp.bfloat16), weights.params) for n in range(2)]
     table = jax.random.normal(jax.random.key(1), (2, 48, WIDTH))
-    made = drafter_weights(each, table[0], table[1], [np.array(UNSORTED)] * 2)
-    np.testing.assert_array_equal(made.head, table[1][np.array(UNSORTED)] * 2)
+    made = drafter_weights(each, table[0], table[1], [np.array(UNSORTED)])
+    np.testing.assert_array_equal(made.head, table[1][np.array(UNSORTED)])
     assert made.vocabulary.tolist() == list(UNSORTED) and made.vocabulary.dtype == jnp.int32
     for leaf, *parts in zip(jax.tree.leaves(made.params), *map(jax.tree.leaves, each), strict=True):
         assert leaf.dtype == jnp.float32
