@@ -48,10 +48,10 @@ def decode() -> None:
         figures["parts"] = _parts(decoder, machine)
     else:
         verifier = load_verifier(decoder_flags.VERIFIER.value)
-        drafter = decoder_flags.given_drafter(verifier)
+        drafter = decoder_flags.given_drafting(verifier).drafters[0]
         found = find_tree(verifier, drafter, 1, cli.progress)
         trees = {tree or tree_shape(), found.best.shape}
-        decoders = [speculative_decoder(verifier, drafter, shape) for shape in sorted(trees, key=str)]
+        decoders = [speculative_decoder(verifier, [drafter], shape) for shape in sorted(trees, key=str)]
         figures["parts"] = _parts(decoders[0], machine)
         figures["trees"] = _trees(found)
         figures["tokens_per_second"] = _speeds(verifier, decoders)

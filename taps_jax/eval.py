@@ -29,13 +29,14 @@ def main() -> None:
     tree = decoder_flags.given_tree()
     files = {Path(name).stem: read_questions(Path(name))[: _NUM_QUESTIONS.value] for name in _QUESTIONS.value}
     verifier = load_verifier(decoder_flags.VERIFIER.value)
-    drafter = decoder_flags.given_drafter(verifier)
-    shape = decoder_flags.chosen_tree(tree, verifier, drafter, _BATCH_SIZE.value)
+    drafting = decoder_flags.given_drafting(verifier)
+    shape = decoder_flags.chosen_tree(tree, verifier, drafting, _BATCH_SIZE.value)
+    composed = speculative_decoder(verifier, drafting.drafters, shape, drafting.composition)
     plain, speculative = (
         engine_factory(
             *decoder, verifier.stop_tokens, batch_size=_BATCH_SIZE.value, max_new_tokens=_MAX_NEW_TOKENS.value
         )
-        for decoder in (plain_decoder(verifier), speculative_decoder(verifier, drafter, shape))
+        for decoder in (plain_decoder(verifier), composed)
     )
     rows, pairs, seconds = [], [], [0.0, 0.0]
     for name, questions in files.items():
@@ -51,7 +52,8 @@ def main() -> None:
     if len(rows) > 1:
         rows.append(_row("all", pairs, *seconds))
     size = f"{shape.total_token} nodes, depth {shape.depth}, top_k {shape.top_k}"
-    print(f"\ndrafter {decoder_flags.DRAFTER.value}, tree of {size}")
+    nodes = drafting.composition.num_nodes(shape, len(drafting.drafters))
+    print(f"\n{drafting}, trees of {size}; {nodes} nodes verified per step")
     print(format_table(_HEADER, rows))
     different = [pair for pair in pairs if not pair.identical]
     for pair in different:

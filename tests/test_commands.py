@@ -110,11 +110,27 @@ def test_evaluation_reports_lossless_answers(workspace, trained, batch_size):
         "--tree=5/1/2",
     )
     assert done.returncode == 0, done.stderr
-    assert "tree of 5 nodes, depth 1, top_k 2" in done.stdout
+    assert "trees of 5 nodes, depth 1, top_k 2; 5 nodes verified per step" in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith("| questions "))
     assert "acceptance length" in row
     answers, identical = done.stdout.splitlines()[-1].removeprefix("lossless: ").split()[0].split("/")
     assert answers == identical and int(answers) >= 4
+
+
+def test_two_drafters_are_composed(workspace, trained):
+    common = [
+        f"--verifier={workspace / 'verifier'}",
+        f"--drafter=one={trained / 'drafter'}",
+        f"--drafter=two={trained / 'drafter'}",
+        "--tree=5/1/2",
+    ]
+    questions = [f"--questions={workspace / 'questions.jsonl'}", "--max_new_tokens=12", "--num_questions=2"]
+    done = run("taps_jax.eval", *common, *questions, "--compose=merge:concat")
+    assert done.returncode == 0, done.stderr
+    assert "merge:concat(one+two), trees of 5 nodes, depth 1, top_k 2; 9 nodes verified per step" in done.stdout
+    done = run("taps_jax.generate", *common, "--prompt=w1 w2", "--max_new_tokens=8", "--show_origin")
+    assert done.returncode == 0, done.stderr
+    assert " one " in done.stderr and " two " in done.stderr and "acceptance length" in done.stderr
 
 
 def test_answers_are_rewritten_identically(workspace):

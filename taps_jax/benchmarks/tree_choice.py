@@ -84,7 +84,7 @@ def find_tree(verifier: Verifier, drafter: LoadedDrafter, batch_size: int, progr
       batch_size: rows decoded at once.
       progress: wraps an iterable of measurements, given (iterable, title, total).
     """
-    models, weights = speculative_decoder(verifier, drafter, tree_shape())
+    models, weights = speculative_decoder(verifier, [drafter], tree_shape())
     costs = measure_costs(models, weights, batch_size, progress)
     widest = max(size for size in _TOP_KS if size <= weights.drafter.head.shape[0])
     trace = trace_texts(models, weights, sample_texts(verifier), max(_DEPTHS), widest)

@@ -10,11 +10,12 @@ import numpy as np
 
 from taps_jax.errors import InputError
 from taps_jax.memory import free_bytes
-from taps_jax.speculative.decode import Models, Prompt, Weights, empty_state, insert, run
+from taps_jax.speculative.decode import Models, Prompt, StepRecord, Weights, empty_state, insert, run, step
 from taps_jax.speculative.sampling import Sampling
 
 PROMPT_BUCKETS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 OnTokens = Callable[[int, tuple[int, ...], bool], None]
+OnStep = Callable[[int, StepRecord], None]
 # The device loop ends when a row finishes; this bounds how long it may go on without one.
 _STEPS_BETWEEN_LOOKS = 64
 
@@ -85,13 +86,17 @@ class Engine:
         self._batch, self._cache_size, self._max_new_tokens = batch_size, cache_size, max_new_tokens
         self.seconds = 0.0
 
-    def decode(self, requests: Iterable[Request], on_tokens: OnTokens | None = None) -> Iterator[Completion]:
+    def decode(
+        self, requests: Iterable[Request], on_tokens: OnTokens | None = None, on_step: OnStep | None = None
+    ) -> Iterator[Completion]:
         """Yields completions as rows finish; requests are read from the iterable as rows become free.
 
         Args:
           requests: prompts with their settings.
           on_tokens: called after every step with each running request's index, its tokens so far, and whether it is
             finished. It costs a look at the device per step.
+          on_step: called after every step, before `on_tokens`, with each running request's index and what the step did
+            in its row: leaves without the batch axis, on the host. It costs copying trees from the device.
 
         Raises:
           InputError: a request is empty, asks for no tokens, or does not fit the cache.
@@ -115,11 +120,20 @@ class Engine:
                 state = insert(self._models, self._weights, state, jnp.int32(row), prompt, self._stop)
             if not running:
                 return
-            state = run(self._models, self._weights, state, self._stop, most_steps)
+            if on_step:
+                stepping = jax.device_get(state.active)  # a row that its prompt's own pass finished takes no step
+                state, record = step(self._models, self._weights, state, self._stop)
+                record = _on_host(record)
+            else:
+                state = run(self._models, self._weights, state, self._stop, most_steps)
             active, counts, steps = jax.device_get((state.active, state.count, state.steps))
             now = time.perf_counter()
             self.seconds += now - began
             output = np.asarray(state.output) if on_tokens or not all(active[row] for row in running) else None
+            if on_step:
+                for row, (index, _) in running.items():
+                    if stepping[row]:
+                        on_step(index, _of_row(record, row))
             if on_tokens:
                 for row, (index, _) in running.items():
                     on_tokens(index, tuple(output[row, : counts[row]].tolist()), not active[row])
@@ -174,6 +188,19 @@ def engine_factory(
         )
 
     return make
+
+
+def _on_host(record: StepRecord) -> StepRecord:
+    """Without what is of no use there, the features that the router keeps for its next scores."""
+    routing = record.routing and record.routing._replace(output=None)
+    return jax.device_get(record._replace(routing=routing))
+
+
+def _of_row(record: StepRecord, row: int) -> StepRecord:
+    routing = record.routing
+    if routing:
+        routing = routing._replace(score=routing.score[:, row], chosen=routing.chosen[row])
+    return jax.tree.map(lambda leaf: leaf[row], record._replace(routing=None))._replace(routing=routing)
 
 
 def _check_memory(models: Models, weights: Weights, batch: int, cache_size: int, max_new_tokens: int) -> None:
