@@ -14,6 +14,7 @@ import jax
 from absl import flags
 
 from taps_jax import cli, decoder_flags
+from taps_jax.benchmarks.composing import measure_composing
 from taps_jax.benchmarks.decode import Row, measure_decoding
 from taps_jax.benchmarks.peers import transformers_tokens_per_second
 from taps_jax.benchmarks.shapes import random_decoder
@@ -46,6 +47,7 @@ def decode() -> None:
     if _SHAPE.value:
         decoder = random_decoder(_SHAPE.value, default_dtype(), tree or tree_shape())
         figures["parts"] = _parts(decoder, machine)
+        figures["composing"] = _composing(decoder)
     else:
         verifier = load_verifier(decoder_flags.VERIFIER.value)
         drafter = decoder_flags.given_drafting(verifier).drafters[0]
@@ -53,6 +55,7 @@ def decode() -> None:
         trees = {tree or tree_shape(), found.best.shape}
         decoders = [speculative_decoder(verifier, [drafter], shape) for shape in sorted(trees, key=str)]
         figures["parts"] = _parts(decoders[0], machine)
+        figures["composing"] = _composing(decoders[0])
         figures["trees"] = _trees(found)
         figures["tokens_per_second"] = _speeds(verifier, decoders)
     print(f"peak memory of this process: {peak_memory_gb():.2f} GB")
@@ -83,6 +86,23 @@ def _parts(decoder: tuple[Models, Weights], machine: Machine) -> list[dict]:
     whole = by_name[f"whole step, tree {shape}"]
     print(f"whole step / its verify and draft forwards: {whole / sum(by_name[name] for name in forwards):.2f}x")
     return [_plain_dict(row) for row in rows]
+
+
+def _composing(decoder: tuple[Models, Weights]) -> list[dict]:
+    """Prints what drafting with several specialists costs, beside one."""
+    rows = list(cli.progress(measure_composing(*decoder), "measuring composition"))
+    alone = {row.head: row.timing.median for row in rows if row.specialists == 1}
+    table = [
+        (
+            f"{row.composition}, {row.head}",
+            str(row.specialists),
+            str(row.timing),
+            f"{row.timing.median / alone[row.head]:.2f}x",
+        )
+        for row in rows
+    ]
+    print(format_table(("drafting", "specialists", "ms", "of one"), table))
+    return [{**row._asdict(), "timing": row.timing._asdict()} for row in rows]
 
 
 def _trees(found: TreeChoice) -> list[dict]:

@@ -27,7 +27,7 @@ class Parts:
 
     def __init__(self, models: Models, weights: Weights, batch: int = 1, repeats: int = 15):
         self._models, self._weights, self._batch, self._repeats = models, weights, batch, repeats
-        self._state = _started(models, weights, batch)
+        self._state = started(models, weights, batch)
         self._start = self._state.length - self._state.pairs.count
         self._extend = jax.jit(functools.partial(extend, models.drafter))
         self._output, self._drafter_cache = self._extend(
@@ -39,7 +39,7 @@ class Parts:
 
     def plain_step(self) -> Timing:
         models, weights = Models(self._models.verifier), Weights(self._weights.verifier)
-        state = _started(models, weights, self._batch)
+        state = started(models, weights, self._batch)
         return self._time(lambda: self._step(models, weights, state, _NO_STOP))
 
     def verify(self, nodes: int) -> Timing:
@@ -81,7 +81,7 @@ class Parts:
         """Accepting a path and keeping what it computed, the cache updated in place."""
         nodes, config = shape.num_nodes, self._models.verifier.config
         tree = binary_tree(self._batch, nodes)
-        state = _started(self._models, self._weights, self._batch)
+        state = started(self._models, self._weights, self._batch)
         rows = (self._batch, config.num_key_value_heads, nodes, config.head_dim)
         new = jax.tree.map(lambda leaf: jnp.zeros(rows, leaf.dtype), state.cache)
         features = jnp.zeros((self._batch, nodes, config.hidden_size), state.pairs.features.dtype)
@@ -104,7 +104,7 @@ class Parts:
 
     def host_loop(self) -> Timing:
         """The step as a host loop runs it: one donated call after another, a few integers read back from each."""
-        box = [_started(self._models, self._weights, self._batch)]
+        box = [started(self._models, self._weights, self._batch)]
 
         def once():
             box[0], _ = step(self._models, self._weights, box[0], _NO_STOP)
@@ -116,8 +116,8 @@ class Parts:
         return time_call(function, self._repeats)
 
 
-def _started(models: Models, weights: Weights, batch: int) -> DecodeState:
-    """Rows that have read a prompt."""
+def started(models: Models, weights: Weights, batch: int) -> DecodeState:
+    """Rows that have read a prompt of 60 tokens."""
     state = empty_state(models, weights, batch, _CACHE_SIZE, _MOST_NEW_TOKENS)
     sampling = Sampling(jnp.float32(0), jnp.float32(1), jnp.int32(0), jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, models.verifier.config.vocab_size, 64), jnp.int32)
