@@ -104,15 +104,8 @@ def draft(
     output = _at_last(outputs, pairs.count) if every_row else outputs
     grow_all = lambda: grow(drafter, weights, cache, length, output, root, shape)
     if not rule.routes:
-        trees = grow_all()
-        levels = shape.path_length - 1
-        if rule is Composition.MERGE_CONCAT:
-            tree = concatenate(trees, levels)
-        elif rule is Composition.MERGE_TRIE:
-            tree = join(trees, levels, shape.num_nodes)
-        else:
-            tree = jax.tree.map(lambda leaf: leaf[0], trees)
-        return tree, cache, routing._replace(chosen=jnp.zeros_like(routing.chosen))
+        tree, _, chosen = compose(rule, grow_all(), shape)
+        return tree, cache, routing._replace(chosen=chosen)
 
     def grow_chosen(chosen: Array) -> DraftTree:
         """At one row only the chosen specialist needs to draft; at more, rows choose differently and all do."""
@@ -128,8 +121,7 @@ def draft(
 
     def grow_and_choose() -> tuple[DraftTree, Array, Array]:
         trees = grow_all()
-        score = confidence(trees) if rule is Composition.ROUTE_CONFIDENCE else certainty(trees)
-        chosen = _first_best(score)
+        _, score, chosen = compose(rule, trees, shape)
         if rule is Composition.ROUTE_ENTROPY:  # stays as the turn's first step chose
             chosen = jnp.where(routing.chosen < 0, chosen, routing.chosen)
         return _select(trees, chosen), score, chosen
@@ -147,6 +139,35 @@ def draft(
     else:
         tree, score, chosen = grow_and_choose()
     return tree, cache, Routing(score, chosen, output)
+
+
+def compose(
+    rule: Composition, trees: DraftTree, shape: TreeShape, score: Array | None = None
+) -> tuple[DraftTree, Array, Array]:
+    """One tree per row from those that all specialists have drafted.
+
+    Args:
+      rule: how they share the step.
+      trees: leaves [N, B, M, ...].
+      shape: size of each of them.
+      score: [N, B], to choose by instead of by the trees.
+    Returns:
+      The tree with leaves [B, ...]; scores [N, B], greater is better; the chosen [B], 0 where nothing is routed.
+    """
+    levels = shape.path_length - 1
+    if rule.routes:
+        if score is None:
+            score = confidence(trees) if rule is Composition.ROUTE_CONFIDENCE else certainty(trees)
+        chosen = _first_best(score)
+        return _select(trees, chosen), score, chosen
+    if rule is Composition.MERGE_CONCAT:
+        tree = concatenate(trees, levels)
+    elif rule is Composition.MERGE_TRIE:
+        tree = join(trees, levels, shape.num_nodes)
+    else:
+        tree = jax.tree.map(lambda leaf: leaf[0], trees)
+    specialists, batch = trees.token.shape[:2]
+    return tree, jnp.zeros((specialists, batch)), jnp.zeros(batch, jnp.int32)
 
 
 def confidence(trees: DraftTree) -> Array:

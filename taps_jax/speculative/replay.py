@@ -19,9 +19,10 @@ from taps_jax.models.cache import KVCache
 from taps_jax.models.drafter import Drafter, stacked
 from taps_jax.models.layers import attend
 from taps_jax.models.llama import causal_mask
+from taps_jax.speculative.composition import FORGETTING, Composition, certainty, compose
 from taps_jax.speculative.decode import Models, Weights
-from taps_jax.speculative.drafting import grow
-from taps_jax.speculative.tree import DraftTree
+from taps_jax.speculative.drafting import DrafterWeights, grow, token_log_probs
+from taps_jax.speculative.tree import AcceptedPath, DraftTree, TreeShape, accept
 
 _POSITIONS_AT_ONCE = 16
 
@@ -71,6 +72,58 @@ def trees_at(models: Models, weights: Weights, read: ReadText, positions: Array)
     cache = jax.tree.map(repeat, read.cache)
     output, root = read.outputs[:, positions - 1], read.tokens[positions]
     return grow(models.drafter, weights.drafter, cache, positions, output, root, models.shape)
+
+
+@functools.partial(jax.jit, static_argnames=("rule", "shape"))
+def compose_at(
+    rule: Composition, shape: TreeShape, trees: DraftTree, score: Array | None, following: Array
+) -> tuple[DraftTree, AcceptedPath, Array, Array]:
+    """What a rule makes of the specialists' trees at some positions, and what of it the text accepts.
+
+    Args:
+      rule: how they share a step.
+      shape: size of each tree.
+      trees: leaves [N, P, M, ...], from `trees_at`.
+      score: [N, P] float32 for the rules that choose by what came before, see `turn_scores`; else None.
+      following: [P, L - 1] int32, the text's tokens after each position, -1 beyond its end.
+    Returns:
+      The tree of each position with leaves [P, ...], its accepted path, the scores [N, P] and the chosen [P].
+    """
+    tree, score, chosen = compose(rule, trees, shape, score)
+    best = jnp.take_along_axis(jnp.pad(following, ((0, 0), (0, 1)), constant_values=-1), tree.depth, axis=1)
+    return tree, accept(tree, best, shape.path_length), score, chosen
+
+
+def turn_scores(
+    rule: Composition, weights: DrafterWeights, read: ReadText, first: DraftTree, start: int, count: int
+) -> np.ndarray | None:
+    """Scores [N, count] by which a rule chooses at each position of one answer, None if it needs the trees there.
+
+    Args:
+      rule: how specialists share a step.
+      weights: of the specialists.
+      read: the text.
+      first: the specialists' trees at `start`, leaves [N, 1, M, ...].
+      start: where the answer begins.
+      count: positions of the answer to score.
+    """
+    if rule is Composition.ROUTE_ENTROPY:
+        return np.repeat(np.asarray(certainty(first)), count, axis=1)
+    if rule is not Composition.ROUTE_LIKELIHOOD:
+        return None
+    score = np.zeros((first.token.shape[0], count), np.float32)
+    for chunk, used in position_chunks(start + 1, start + count):
+        found = np.asarray(_log_probs_at(weights, read, jnp.asarray(chunk)))
+        for offset in range(used):
+            at = int(chunk[offset]) - start
+            score[:, at] = np.float32(FORGETTING) * score[:, at - 1] + found[:, offset]
+    return score
+
+
+@jax.jit
+def _log_probs_at(weights: DrafterWeights, read: ReadText, positions: Array) -> Array:
+    """Each specialist's log-probability of the text's tokens at `positions` [P] -> [N, P]."""
+    return token_log_probs(weights, read.outputs[:, None, positions - 2], read.tokens[positions][None])[:, 0]
 
 
 def position_chunks(start: int, end: int) -> Iterator[tuple[np.ndarray, int]]:
