@@ -44,9 +44,7 @@ def decoded(request, decoder):
         )
         records: list[list] = [[] for _ in PROMPTS]
         requests = [Request(prompt, NEW_TOKENS, temperature=request.param) for prompt in PROMPTS]
-        done = engine.decode(
-            requests, on_step=lambda index, record, into=records: into.setdefault(index, []).append(record)
-        )
+        done = engine.decode(requests, on_step=lambda index, record, into=records: into[index].append(record))
         answers = {answer.index: answer.tokens for answer in done}
         found[name] = [(answers[index], steps_from_records(records[index])) for index in range(len(PROMPTS))]
     return found
