@@ -1,6 +1,6 @@
 """Lossless decoding with the real verifier, with a drafter that is nearly always wrong and one that is often right.
 
-The full sets are marked slow: `bash launch/test.sh -m slow tests/speculative/test_real.py`, about an hour on 2 cores.
+The full sets are marked slow: `bash launch/test.sh -m slow tests/speculative/test_real.py`, 40 minutes on 2 cores.
 TAPS_JAX_BENCHMARKS may name a folder of the benchmarks' questions (mt_bench.jsonl, gsm8k.jsonl, math_500.jsonl and
 svamp.jsonl in MT-Bench format); without it the project's own are used.
 """
@@ -212,32 +212,49 @@ def fitted_params(sampled_bench) -> dict:
     return fitted_to(sampled_bench, MANY)
 
 
+def every_setting(bench: Bench) -> list[Request]:
+    """Each prompt at each setting, the settings mixed so that rows decoded together differ."""
+    settings = list(itertools.product(TEMPERATURES, TRUNCATIONS))
+    return [
+        dataclasses.replace(request, temperature=temperature, top_p=top_p, top_k=top_k)
+        for request in bench.requests(MANY)
+        for temperature, (top_p, top_k) in settings
+    ]
+
+
+@pytest.fixture(scope="module")
+def sampled_plainly(sampled_bench) -> Decoded:
+    plain = Models(sampled_bench.verifier.module), Weights(sampled_bench.verifier.params)
+    return sampled_bench.decode(*plain, every_setting(sampled_bench), batch_size=4)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", itertools.product(TEMPERATURES, TRUNCATIONS), ids=str)
 @pytest.mark.parametrize("shape", [SMALL, PAPER], ids=["small", "paper"])
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_sampled_answers_are_the_plain_ones(sampled_bench, fitted_params, batch_size, shape, setting):
+def test_sampled_answers_are_the_plain_ones(sampled_bench, fitted_params, sampled_plainly, batch_size, shape):
     """The drafter is fitted to the greedy answers, so it is often right at low temperatures and rarely at high ones."""
-    temperature, truncation = setting
-    greedy, plain = sampled_bench.decode_plainly(MANY), sampled_bench.decode_plainly(MANY, temperature, *truncation)
-    assert plain.tokens != greedy.tokens
-    decoder = sampled_bench.speculative(shape, fitted_params, greedy.tokens)
-    found = sampled_bench.decode(*decoder, sampled_bench.requests(MANY, temperature, *truncation), batch_size)
-    assert found.tokens == plain.tokens
-    assert found.steps <= plain.steps
+    decoder = sampled_bench.speculative(shape, fitted_params, sampled_bench.decode_plainly(MANY).tokens)
+    found = sampled_bench.decode(*decoder, every_setting(sampled_bench), batch_size)
+    assert found.tokens == sampled_plainly.tokens
+    assert found.steps < sampled_plainly.steps
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [SMALL, PAPER], ids=["small", "paper"])
-def test_sampled_answers_are_the_plain_ones_with_a_random_drafter(sampled_bench, shape):
-    """Every question has another setting, four at a time."""
-    settings = itertools.cycle(itertools.product(TEMPERATURES, TRUNCATIONS))
-    requests = [
-        dataclasses.replace(request, temperature=temperature, top_p=top_p, top_k=top_k)
-        for request, (temperature, (top_p, top_k)) in zip(sampled_bench.requests(MANY), settings, strict=False)
-    ]
-    plain = sampled_bench.decode(
-        Models(sampled_bench.verifier.module), Weights(sampled_bench.verifier.params), requests
-    )
-    decoder = sampled_bench.speculative(shape, random_drafter(sampled_bench.verifier), plain.tokens)
-    assert sampled_bench.decode(*decoder, requests, batch_size=4).tokens == plain.tokens
+def test_sampled_answers_are_the_plain_ones_with_a_random_drafter(sampled_bench, sampled_plainly, shape):
+    greedy = sampled_bench.decode_plainly(MANY).tokens
+    decoder = sampled_bench.speculative(shape, random_drafter(sampled_bench.verifier), greedy)
+    requests = every_setting(sampled_bench)[:: len(TEMPERATURES) * len(TRUNCATIONS) + 1]
+    expected = sampled_plainly.tokens[:: len(TEMPERATURES) * len(TRUNCATIONS) + 1]
+    assert sampled_bench.decode(*decoder, requests, batch_size=4).tokens == expected
+
+
+@pytest.mark.slow
+def test_settings_and_seeds_matter(sampled_bench, sampled_plainly):
+    greedy = sampled_bench.decode_plainly(MANY).tokens
+    settings = len(TEMPERATURES) * len(TRUNCATIONS)
+    for index in range(settings):
+        assert sampled_plainly.tokens[index::settings] != greedy
+    requests = [dataclasses.replace(request, seed=(12, 0)) for request in every_setting(sampled_bench)[-4:]]
+    plain = Models(sampled_bench.verifier.module), Weights(sampled_bench.verifier.params)
+    assert sampled_bench.decode(*plain, requests, batch_size=4).tokens != sampled_plainly.tokens[-4:]
