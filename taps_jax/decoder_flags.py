@@ -10,7 +10,7 @@ from taps_jax.benchmarks.tree_choice import cached_tree
 from taps_jax.checkpoints.hf_drafter import LoadedDrafter
 from taps_jax.checkpoints.verifier import Verifier
 from taps_jax.errors import InputError
-from taps_jax.loading import DEFAULT_COMPOSITION, load_drafters, shipped_drafters, tree_shape
+from taps_jax.loading import DEFAULT_COMPOSITION, load_drafters, parsed_tree, shipped_drafters, tree_shape
 from taps_jax.speculative.composition import Composition
 from taps_jax.speculative.tree import TreeShape
 
@@ -86,12 +86,7 @@ def given_tree() -> TreeShape | None:
         return tree_shape(*sizes)
     if any(size is not None for size in sizes):
         raise InputError("give either --tree or --total_token, --depth and --top_k")
-    if TREE.value == "auto":
-        return None
-    parts = TREE.value.split("/")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
-        raise InputError(f"--tree is {TREE.value!r}, expected auto or three numbers such as 60/5/10")
-    return tree_shape(*map(int, parts))
+    return parsed_tree(TREE.value, "--tree")
 
 
 def chosen_tree(given: TreeShape | None, verifier: Verifier, drafting: Drafting, batch_size: int) -> TreeShape:

@@ -43,6 +43,23 @@ def tree_shape(total_token: int | None = None, depth: int | None = None, top_k: 
         raise InputError(str(error)) from error
 
 
+def parsed_tree(text: str, name: str) -> TreeShape | None:
+    """A tree's size from TOTAL_TOKEN/DEPTH/TOP_K; None for `auto`.
+
+    Args:
+      text: what was given.
+      name: of what gave it, for the message.
+    Raises:
+      InputError: it is neither, or a number is bad.
+    """
+    if text == "auto":
+        return None
+    parts = text.split("/")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        raise InputError(f"{name} is {text!r}, expected auto or three numbers such as 60/5/10")
+    return tree_shape(*map(int, parts))
+
+
 def load_drafter(directory: str | Path, verifier: Verifier, allow_other_verifier: bool = False) -> LoadedDrafter:
     """Reads a drafter in float32 and checks that it fits `verifier`.
 

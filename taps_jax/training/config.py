@@ -16,6 +16,7 @@ def base_config() -> ConfigDict:
     config.data.batch_size = 32  # rows per optimizer step, over all devices
     config.data.accumulate = 1  # parts a step's rows are split into, to save memory
     config.data.draft_vocabulary = 0  # token ids the drafter may propose; 0 is all
+    config.data.vocabulary_conversations = ()  # files whose answers are counted for them; empty: those trained on
 
     config.features = ConfigDict()
     config.features.source = "cached"  # "cached": computed once, kept in the workdir; "online": in every step

@@ -1,5 +1,6 @@
 """Training a drafter from a configuration: data, features, steps, metrics, checkpoints, export."""
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -73,7 +74,8 @@ def train(config: ConfigDict, workdir: Path) -> Path:
         dtype=default_dtype(),
     )
     state = jax.device_put(init_state(start.params, optimizer), replicated(mesh))
-    checkpoints = Checkpoints(workdir / "checkpoints", config.keep_checkpoints, _identity(config, verifier, examples))
+    identity = _identity(config, verifier, examples, start.vocabulary)
+    checkpoints = Checkpoints(workdir / "checkpoints", config.keep_checkpoints, identity)
     state = checkpoints.restore(state) or state
     with replacing(workdir / "config.json") as temporary:
         temporary.write_text(config.to_json_best_effort(indent=1) + "\n")
@@ -141,9 +143,11 @@ def _start(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> S
     size = config.data.draft_vocabulary
     vocabulary = None
     if size:
-        answers = [example.tokens[2:][example.supervised[:-2]] for example in examples]
-        vocabulary = frequent_tokens(answers, size, verifier.stop_tokens, verifier.config.vocab_size)
-        print(f"draft vocabulary: {size} tokens, {uncovered_share(answers, vocabulary):.2%} of answers uncovered")
+        counted = config.data.vocabulary_conversations
+        counted = load_examples(counted, config.data.max_length, verifier) if counted else examples
+        vocabulary = frequent_tokens(_answers(counted), size, verifier.stop_tokens, verifier.config.vocab_size)
+        share = uncovered_share(_answers(examples), vocabulary)
+        print(f"draft vocabulary: {size} tokens, {share:.2%} of answers uncovered")
     if not config.drafter.init_from:
         shape = drafter_config(verifier.config, config.drafter.fc_bias)
         return Start(shape, init_drafter(shape, jax.random.key(config.seed)), vocabulary)
@@ -152,13 +156,25 @@ def _start(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> S
     return Start(loaded.config, cast_params(loaded.params, jnp.float32), vocabulary)
 
 
-def _identity(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> dict:
+def _answers(examples: list[Example]) -> list[np.ndarray]:
+    """The tokens of each example that the drafter learns to predict."""
+    return [example.tokens[2:][example.supervised[:-2]] for example in examples]
+
+
+def _identity(config: ConfigDict, verifier: Verifier, examples: list[Example], vocabulary: np.ndarray | None) -> dict:
     """What a checkpoint must share with the run that continues it."""
     fields = json.loads(config.to_json_best_effort())
     for name in ("total_steps", "log_every", "checkpoint_every", "keep_checkpoints", "mesh", "features", "verifier"):
         fields.pop(name)
-    fields["data"].pop("conversations")
-    return {**fields, "verifier_fingerprint": verifier.fingerprint, "conversations": digest(examples)}
+    for name in ("conversations", "vocabulary_conversations"):
+        fields["data"].pop(name)
+    proposes = None if vocabulary is None else hashlib.sha256(vocabulary.tobytes()).hexdigest()[:16]
+    return {
+        **fields,
+        "verifier_fingerprint": verifier.fingerprint,
+        "conversations": digest(examples),
+        "vocabulary": proposes,
+    }
 
 
 def _feature_source(config: ConfigDict, workdir: Path, verifier: Verifier, params, examples) -> FeatureSource:
