@@ -186,21 +186,28 @@ def test_shipped_questions_are_distinct(questions_dir):
         "chat_train": 100,
         "math_heldout": 12,
         "chat_heldout": 12,
+        "math_train_more": 350,
+        "chat_train_more": 350,
+        "mini_mt_bench": 24,
+        "mini_gsm8k": 24,
+        "mini_math_500": 25,
+        "mini_svamp": 25,
     }
     everything = [question for questions in files.values() for question in questions]
     assert len({question.question_id for question in everything}) == len(everything)
     turns = {
-        part: {
+        kind: [
             words(turn)
             for name, questions in files.items()
-            if name.endswith(part)
-            for q in questions
-            for turn in q.turns
-        }
-        for part in ("train", "heldout")
+            if ("_train" in name) == (kind == "trained on")
+            for question in questions
+            for turn in question.turns
+        ]
+        for kind in ("trained on", "evaluated on")
     }
-    assert not turns["train"] & turns["heldout"]
-    assert len(turns["train"] | turns["heldout"]) == sum(len(question.turns) for question in everything)
+    assert not set(turns["trained on"]) & set(turns["evaluated on"])
+    assert all(len(set(texts)) == len(texts) for texts in turns.values())
     for name, questions in files.items():
         assert all(question.category for question in questions)
-        assert all(bool(question.reference) == name.startswith("math") for question in questions)
+        if name in ("math_train", "math_heldout"):
+            assert all(question.reference for question in questions)
