@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,59 @@ def test_two_drafters_are_composed(workspace, trained):
     done = run("taps_jax.generate", *common, "--prompt=w1 w2", "--max_new_tokens=8", "--show_origin")
     assert done.returncode == 0, done.stderr
     assert " one " in done.stderr and " two " in done.stderr and "acceptance length" in done.stderr
+
+
+def table_command(workspace: Path, trained: Path, workdir: Path) -> list[str]:
+    questions = workspace / "table"
+    questions.mkdir(exist_ok=True)
+    for name in ("gsm8k", "mine"):
+        rows = [{"question_id": n, "turns": [" ".join(WORDS[n : n + 3])]} for n in range(6)]
+        (questions / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        "--config=configs/table.py:smollm2",
+        f"--config.verifier={workspace / 'verifier'}",
+        "--config.tree=5/1/2",
+        "--config.max_new_tokens=8",
+        "--config.rows=(('Math', 'single', ('math',)), ('Joined', 'merge:trie', ('math', 'chat')))",
+        *(f"--drafter={name}={trained / 'drafter'}" for name in ("math", "chat")),
+        "--workloads=gsm8k,mine",
+        "--temperatures=0,1",
+        f"--data_dir={questions}",
+        f"--workdir={workdir}",
+    ]
+
+
+def test_a_table_is_filled_and_a_killed_run_goes_on_to_the_same_table(workspace, trained, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = run("taps_jax.eval", *table_command(workspace, trained, whole))
+    assert done.returncode == 0, done.stderr
+    assert "| Joined" in done.stdout and done.stdout.splitlines()[-1] == str(whole)
+    assert "replayed; 16 of 16 answers" in done.stdout.lower()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "taps_jax.eval", *table_command(workspace, trained, killed)]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(killed.glob("traces/*/*")):  # killed as the first traces appear
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert not (killed / "table.csv").exists()
+    assert run("taps_jax.eval", *table_command(workspace, trained, killed)).returncode == 0
+    for name in ("table.csv", "table.md", "table.tex", "results.json"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    expected = (whole / "report.html").read_bytes()
+    (whole / "report.html").unlink()
+    assert run("taps_jax.report", f"--workdir={whole}").returncode == 0
+    assert (whole / "report.html").read_bytes() == expected
+
+
+def test_bad_tables_give_one_line(workspace, trained, tmp_path):
+    flags = table_command(workspace, trained, tmp_path / "run")
+    assert "give either --questions" in fails("taps_jax.eval", "--verifier=smollm2")
+    assert "no svamp.jsonl" in fails("taps_jax.eval", *flags, "--workloads=svamp")
+    assert "--temperatures holds 'x'" in fails("taps_jax.eval", *flags, "--temperatures=0,x")
+    assert "grid.json: cannot be read" in fails("taps_jax.report", f"--workdir={tmp_path}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_answers_are_rewritten_identically(workspace):

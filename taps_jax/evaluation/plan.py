@@ -54,14 +54,19 @@ class Plan:
         return [self.drafters[member] for member in row.row.members]
 
 
-def read_plan(config: ConfigDict, verifier: Verifier) -> Plan:
+def read_plan(config: ConfigDict, verifier: Verifier, drafters: Sequence[str] = ()) -> Plan:
     """Loads the drafters that a config names and makes its averages.
 
+    Args:
+      config: as `base_config`.
+      verifier: which they draft for.
+      drafters: NAME=DIRECTORY, to use instead of the config's.
     Raises:
       InputError: a drafter cannot be used, or a row or an average is not what it should be.
     """
-    if config.drafters:
-        drafters = load_drafters([f"{name}={folder}" for name, folder in config.drafters.items()], verifier)
+    given = drafters or [f"{name}={folder}" for name, folder in config.drafters.items()]
+    if given:
+        drafters = load_drafters(given, verifier)
     else:
         drafters = shipped_drafters(verifier)
         if not drafters:

@@ -3,6 +3,7 @@
     grid.json                            settings, and which files each cell is made from; written before any of them
     answers/WORKLOAD-TEMPERATURE-HASH.jsonl   an answered turn a line, as it finishes
     traces/HASH/00000.parquet            the steps of a row along some answers
+    vocabulary.json                      the text of every token id
     checks/HASH.json                     how real decoding compared with a row's traces
     speed.csv                            measured times, kept apart since they alone differ between runs
 
@@ -116,6 +117,17 @@ class Traces:
         """Steps by (question_id, turn); answers of one token have none."""
         tables = map(pyarrow.parquet.read_table, sorted(self._folder.glob("*.parquet")))
         return {key: steps for table in tables for key, steps in from_table(table)}
+
+
+def write_vocabulary(workdir: Path, pieces: Sequence[str]) -> None:
+    """Keeps the text of every token id, so that a report can be made without the verifier."""
+    with replacing(workdir / "vocabulary.json") as temporary:
+        temporary.write_text(json.dumps(pieces, ensure_ascii=False), encoding="utf-8")
+
+
+def read_vocabulary(workdir: Path) -> list[str]:
+    """The text of every token id."""
+    return json.loads((workdir / "vocabulary.json").read_text(encoding="utf-8"))
 
 
 def write_grid(
