@@ -178,6 +178,20 @@ def test_a_table_is_filled_and_a_killed_run_goes_on_to_the_same_table(workspace,
     assert (whole / "report.html").read_bytes() == expected
 
 
+def test_a_sweep_between_equal_drafters_is_flat(workspace, trained, tmp_path):
+    flags = [
+        flag for flag in table_command(workspace, trained, tmp_path) if flag.startswith(("--drafter", "--data_dir"))
+    ]
+    flags += [f"--verifier={workspace / 'verifier'}", "--workloads=mine", "--weights=0.5", "--tree=5/1/2"]
+    done = run("taps_jax.sweep", *flags, "--max_new_tokens=8", f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    header, *rows = (line.split(",") for line in (tmp_path / "averaging_sweep.csv").read_text().splitlines())
+    assert [row[:4] for row in rows] == [["math", "chat", weight, "mine"] for weight in ("0.0", "0.5", "1.0")]
+    assert len({row[header.index("tau")] for row in rows}) == 1
+    assert (tmp_path / "figures" / "averaging_sweep.svg").exists()
+    assert "between 0 and 1" in fails("taps_jax.sweep", *flags, "--weights=1.5")
+
+
 def test_bad_tables_give_one_line(workspace, trained, tmp_path):
     flags = table_command(workspace, trained, tmp_path / "run")
     assert "give either --questions" in fails("taps_jax.eval", "--verifier=smollm2")

@@ -37,6 +37,9 @@ _DEFINITIONS = {
     "accepted, rejected, unreached": "a drafted node is reached if its parent is the root or accepted; reached nodes "
     "are accepted or rejected, and the others never had their turn.",
     "confidence": "a node's path probability under the drafter.",
+    "routing after the fact": "for each question the drafter with the greatest acceptance length (oracle), with the "
+    "most confident trees, or with the first tree of least entropy; the gap is from the best single drafter to the "
+    "oracle.",
     "looping": "an answer more than 30% of whose 8-grams are repeated.",
     "accuracy": "share of answers that give the reference's result. All rows of a column write the same text.",
 }
@@ -157,6 +160,8 @@ def _tables(results: Mapping[str, Any], speeds: Mapping, compare_published: bool
         for cell in results["cells"]
     ]
     parts.append(_table("All numbers", header, rows))
+    if results["offline_routing"]:
+        parts.append(_offline_table(results["offline_routing"]))
     if speeds:
         rows = [
             [
@@ -170,6 +175,22 @@ def _tables(results: Mapping[str, Any], speeds: Mapping, compare_published: bool
         header = ("row", "workload", "temperature", "tokens/s", "plain tokens/s", "speed-up", "identical answers")
         parts.append(_table("Speed", header, rows))
     return "\n".join(parts)
+
+
+def _offline_table(found: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for routed in found:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in routed["shares"].items())
+        rows.append(
+            [
+                *((html.escape(f"{routed[key]}"), routed[key], "") for key in ("workload", "temperature", "rule")),
+                (html.escape(shares), shares, ""),
+                _number(routed["tau"], 2),
+                _number(routed["gap_closed"], 2),
+            ]
+        )
+    header = ("workload", "temperature", "rule", "questions", "acceptance length", "gap closed")
+    return _table("Routing whole questions among the single drafters, after the fact", header, rows)
 
 
 def _tau_entry(block: Block, row: str, workload: str, compare_published: bool) -> tuple[str, Any, str]:

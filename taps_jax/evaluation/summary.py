@@ -13,7 +13,7 @@ Definitions, over the verification steps of a cell; a step's accepted nodes are 
     confidence         a node's path probability under the drafter; entropy: of the distribution that proposed it, nats
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,27 +21,35 @@ import numpy as np
 from taps_jax.evaluation.bootstrap import difference_interval, ratio_interval
 from taps_jax.evaluation.cells import Cell
 from taps_jax.evaluation.loops import is_looping
+from taps_jax.evaluation.offline_router import offline_tables
 from taps_jax.evaluation.trace import Steps, TracedAnswer
 from taps_jax.speculative.composition import Composition
 
 SCHEMA = 1
 
 
-def summarise(cells: Iterable[Cell], settings: dict[str, Any]) -> dict[str, Any]:
+def summarise(cells: Sequence[Cell], settings: dict[str, Any]) -> dict[str, Any]:
     """The content of results.json.
 
     Args:
       cells: read one at a time.
       settings: told as they are.
     Returns:
-      {"schema", "settings", "cells": numbers of each cell, "differences": of tau between rows of a column}.
+      {"schema", "settings", "cells": numbers of each cell, "differences": of tau between rows of a column,
+      "offline_routing": what `offline_router` finds}.
     """
     found, sums = [], {}
     for cell in cells:
         by_question = _by_question(cell.answers)
         sums[cell.row, cell.workload, cell.temperature] = by_question
         found.append(_cell(cell, by_question))
-    return {"schema": SCHEMA, "settings": settings, "cells": found, "differences": _differences(sums)}
+    return {
+        "schema": SCHEMA,
+        "settings": settings,
+        "cells": found,
+        "differences": _differences(sums),
+        "offline_routing": offline_tables(cells),
+    }
 
 
 def _by_question(answers: Iterable[TracedAnswer]) -> dict[str, tuple[int, int]]:
