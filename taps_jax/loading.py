@@ -66,7 +66,7 @@ def load_drafter(directory: str | Path, verifier: Verifier, allow_other_verifier
     Raises:
       InputError: it is absent, damaged, or does not fit.
     """
-    drafter = read_drafter(Path(directory), jnp.float32)
+    drafter = read_drafter(Path(directory), jnp.float32, verifier.config)
     check_fits(drafter, verifier, allow_other_verifier)
     return drafter
 

