@@ -17,11 +17,15 @@ from taps_jax.files import cache_folder
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
-def run(main: Callable[[], None] | dict[str, Callable[[], None]]) -> None:
+_operands: list[str] = []
+
+
+def run(main: Callable[[], None] | dict[str, Callable[[], None]], operand: str | None = None) -> None:
     """Parses flags, turns on the compile cache and runs `main`; bad input exits with one line and status 1.
 
     Args:
       main: the command, or several by the name that the first argument gives.
+      operand: what one argument that is no flag means, if the command takes one; `given_operand` has it.
     """
 
     def start(argv: list[str]) -> None:
@@ -29,6 +33,10 @@ def run(main: Callable[[], None] | dict[str, Callable[[], None]]) -> None:
         if names and (len(argv) < 2 or argv[1] not in names):
             _fail(f"expected one of {', '.join(names)} as the first argument")
         extra = argv[2 if names else 1 :]
+        if operand:
+            if not extra:
+                _fail(f"{operand} is missing")
+            _operands[:] = [extra.pop(0)]
         if extra:
             _fail(f"unexpected argument {extra[0]!r}, options look like --name=value")
         command = main[argv[1]] if names else main
@@ -38,6 +46,11 @@ def run(main: Callable[[], None] | dict[str, Callable[[], None]]) -> None:
         report_input_errors(command)
 
     app.run(start, flags_parser=_parse_flags)
+
+
+def given_operand() -> str:
+    """The argument that is no flag."""
+    return _operands[0]
 
 
 def loaded_config(flag: flags.FlagHolder) -> ConfigDict:

@@ -1,7 +1,12 @@
 """Writing files so that nothing half-written remains."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from taps_jax.errors import InputError
 
 
 class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as temporary
@@ -20,6 +25,40 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
             os.replace(self._temporary, self._path)
         else:
             self._temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_directory(path: Path, force: bool, marker: str = "config.json") -> Iterator[Path]:
+    """A temporary directory beside `path` that takes its name when the block ends without an error.
+
+    Args:
+      path: must not exist, or be empty, unless `force`.
+      force: replaces an older one, which must hold `marker`, so that nothing else is ever deleted.
+      marker: a file that says it was written by the same command.
+    Raises:
+      InputError: `path` is in the way.
+    """
+    path = path.absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not force:
+            raise InputError(f"{path} exists; --force replaces it")
+        if not (path / marker).is_file():
+            raise InputError(f"{path} exists and holds no {marker}, so --force does not replace it")
+    temporary, old = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "old"))
+    for leftover in (temporary, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+    try:
+        yield temporary
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def cache_folder() -> Path:

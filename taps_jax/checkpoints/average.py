@@ -1,6 +1,7 @@
 """Averages of drafters: one checkpoint out of several (TAPS, checkpoint averaging)."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
@@ -21,19 +22,24 @@ def average(params: Sequence[dict], weights: Sequence[float]) -> dict:
     return jax.tree.map(add, *params)
 
 
-def average_drafters(drafters: Sequence[LoadedDrafter], weights: Sequence[float], name: str) -> LoadedDrafter:
+def average_drafters(
+    drafters: Sequence[LoadedDrafter], weights: Sequence[float], name: str, allow_unnormalised: bool = False
+) -> LoadedDrafter:
     """A drafter between others.
 
     Args:
       drafters: of one shape, for one verifier, with one draft vocabulary.
       weights: as many, adding up to 1.
       name: the result's.
+      allow_unnormalised: takes weights that do not add up to 1.
     Raises:
       InputError: the weights do not add up to 1, or the drafters are not alike.
     """
     if len(weights) != len(drafters):
         raise InputError(f"{name}: {len(weights)} weights for {len(drafters)} drafters")
-    if abs(sum(weights) - 1) > 1e-6:
+    if not all(map(math.isfinite, weights)):
+        raise InputError(f"{name}: the weights {', '.join(map(str, weights))} are not all finite")
+    if abs(sum(weights) - 1) > 1e-6 and not allow_unnormalised:
         raise InputError(f"{name}: the weights {', '.join(map(str, weights))} add up to {sum(weights):g}, expected 1")
     first = drafters[0]
     for other in drafters[1:]:

@@ -98,7 +98,7 @@ def gguf_tensors(reader: GGUFReader, path: Path, config: LlamaConfig) -> StoredT
     for tensor in reader.tensors:
         kept = DTYPES.get(tensor.tensor_type.name, DTYPES["F32"])
         shape = tuple(int(size) for size in tensor.shape[::-1])
-        read = lambda index, tensor=tensor, kept=kept: _read(tensor, config).astype(kept, copy=False)[index]
+        read = lambda index, tensor=tensor, kept=kept: _read(tensor, config, index).astype(kept, copy=False)
         stored.add(_hf_name(tensor.name), StoredTensor(shape, kept, read))
     return stored
 
@@ -196,16 +196,20 @@ def _hf_name(name: str) -> str:
     return f"{_NAMES.get(stem, stem)}.{kind}"
 
 
-def _read(tensor, config: LlamaConfig) -> np.ndarray:
-    value = np.asarray(tensor.data)
-    if tensor.tensor_type not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-        value = dequantize(value, tensor.tensor_type)
-    value = value.reshape(tensor.shape[::-1])
-    if ".attn_q." in tensor.name:
-        return _half_split_rows(value, config.num_attention_heads)
-    if ".attn_k." in tensor.name:
-        return _half_split_rows(value, config.num_key_value_heads)
-    return value
+def _read(tensor, config: LlamaConfig, index: Any) -> np.ndarray:
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(tensor.name.split(".")[-2])
+    if heads:  # its rows change places
+        return _half_split_rows(_values(tensor, ...), heads)[index]
+    first, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
+    return _values(tensor, first)[(slice(None), *rest)] if rest else _values(tensor, first)
+
+
+def _values(tensor, rows: Any) -> np.ndarray:
+    """Dequantised rows of a tensor in its stored order."""
+    stored = np.asarray(tensor.data)[rows]
+    if tensor.tensor_type in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+        return stored
+    return dequantize(stored, tensor.tensor_type)
 
 
 def _half_split_rows(value: np.ndarray, heads: int) -> np.ndarray:

@@ -178,6 +178,17 @@ def read_drafter(directory: Path, dtype, verifier: LlamaConfig | None = None) ->
     return LoadedDrafter(directory.resolve().name, opened.config, params, vocabulary, opened.fingerprint)
 
 
+def stored_dtype(directory: Path) -> np.dtype:
+    """The type in which a drafter's tensors are stored, float32 if in several.
+
+    Raises:
+      InputError: there are none.
+    """
+    with ExitStack() as stack:
+        kinds = {tensor.dtype for tensor in stored_in(directory, "model", stack).tensors.values()}
+    return kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
+
+
 def check_fits(drafter: LoadedDrafter, verifier: Verifier, allow_other_verifier: bool = False) -> None:
     """Refuses a drafter that cannot, or should not, draft for `verifier`.
 

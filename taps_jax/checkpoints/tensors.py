@@ -1,6 +1,6 @@
 """Tensors in files, described without being read: safetensors and PyTorch's, in one file or in shards.
 
-What is wrong with a set of files is collected beside the tensors that can be read, so that all of it can be told at once.
+What is wrong with a set of files is collected beside the tensors that can be read, so that all is told at once.
 """
 
 import dataclasses

@@ -183,11 +183,9 @@ def _rope(fields: dict[str, Any], problems: list[str]) -> tuple[float, Llama3Rop
     if not isinstance(parameters, dict) or not isinstance(scaling, dict):
         problems.append("rope_parameters and rope_scaling must be objects or null")
         return 0.0, None
-    if parameters and fields.get("rope_theta") is not None and "rope_theta" in parameters:
-        if fields["rope_theta"] != parameters["rope_theta"]:
-            problems.append(
-                f"rope_theta is {fields['rope_theta']!r}, but {parameters['rope_theta']!r} in rope_parameters"
-            )
+    stated = [place["rope_theta"] for place in (fields, parameters) if place.get("rope_theta") is not None]
+    if len(stated) == 2 and stated[0] != stated[1]:
+        problems.append(f"rope_theta is {stated[0]!r}, but {stated[1]!r} in rope_parameters")
     theta = parameters.get("rope_theta", fields.get("rope_theta", 10000.0))
     if not _is_number(theta) or theta <= 0:
         problems.append(f"rope_theta is {theta!r}, expected a positive number")

@@ -1,0 +1,120 @@
+"""Writing safetensors in shards, a block of rows at a time."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from taps_jax.checkpoints.tensors import DTYPES, StoredTensor, is_finite
+from taps_jax.errors import InputError
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What a conversion wrote: tensors, their parameters and bytes, and the problems of those it could not."""
+
+    tensors: int
+    parameters: int
+    nbytes: int
+    problems: list[str]
+
+
+def parsed_size(text: str, name: str) -> int:
+    """Bytes from `5GB` and the like.
+
+    Raises:
+      InputError: it is not a size; `name` says of what.
+    """
+    number, unit = text[:-2], text[-2:].upper()
+    if unit not in _UNITS or not number.strip().isdigit() or int(number) < 1:
+        raise InputError(f"{name} is {text!r}, expected a size such as 5GB or 500MB")
+    return int(number) * _UNITS[unit]
+
+
+def write_tensors(
+    directory: Path,
+    stem: str,
+    tensors: dict[str, StoredTensor],
+    dtype: np.dtype | None = None,
+    max_shard_bytes: int = 5 * 10**9,
+    progress: Callable[[Iterable, str, int], Iterable] = lambda items, title, total: items,
+) -> Written:
+    """Writes `stem.safetensors`, or shards of it and their index.
+
+    The safetensors library wants all tensors of a file in memory before it writes one; here each passes through in
+    blocks, so that memory does not depend on the size of the model.
+
+    Args:
+      directory: exists.
+      stem: of the file names.
+      tensors: by the names that they get.
+      dtype: of all; None keeps each one's.
+      max_shard_bytes: at least one tensor goes into a shard, whatever its size.
+      progress: wraps an iterable, as `cli.progress` does.
+    Returns:
+      Counts, and the problems of tensors that are not finite, or not after the change of type.
+    """
+    size = lambda tensor: math.prod(tensor.shape) * (dtype or tensor.dtype).itemsize
+    shards = _shards({name: size(tensor) for name, tensor in tensors.items()}, max_shard_bytes)
+    files = [f"{stem}.safetensors"]
+    if len(shards) > 1:
+        files = [f"{stem}-{index:05}-of-{len(shards):05}.safetensors" for index in range(1, len(shards) + 1)]
+    bar = iter(progress(tensors, "tensors", len(tensors)))
+    problems: list[str] = []
+    for file, names in zip(files, shards, strict=True):
+        with (directory / file).open("wb") as out:
+            out.write(_header({name: tensors[name] for name in names}, dtype))
+            for name in names:
+                next(bar)
+                problems += _write_blocks(out, name, tensors[name], dtype)
+    next(bar, None)
+    total = sum(map(size, tensors.values()))
+    if len(shards) > 1:
+        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+        (directory / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return Written(len(tensors), sum(math.prod(tensor.shape) for tensor in tensors.values()), total, problems)
+
+
+def _write_blocks(out, name: str, tensor: StoredTensor, dtype: np.dtype | None) -> Iterator[str]:
+    finite, fits = True, True
+    for block in tensor.blocks():
+        finite = finite and is_finite(block)
+        if dtype is not None and dtype != block.dtype:
+            with np.errstate(over="ignore"):
+                block = block.astype(dtype)
+            fits = fits and (not finite or is_finite(block))
+        out.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+    if not finite:
+        return [f"{name} holds values that are not finite"]
+    return [] if fits else [f"{name} holds values beyond the range of {dtype}"]
+
+
+def _shards(sizes: dict[str, int], most: int) -> list[list[str]]:
+    shards, room = [[]], most
+    for name, size in sizes.items():
+        if size > room and shards[-1]:
+            shards.append([])
+            room = most
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def _header(tensors: dict[str, StoredTensor], dtype: np.dtype | None) -> bytes:
+    """Length and JSON of a safetensors header, padded so that the data is aligned."""
+    entries, offset = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor in tensors.items():
+        kind = dtype or tensor.dtype
+        end = offset + math.prod(tensor.shape) * kind.itemsize
+        entries[name] = {"dtype": _NAMES[kind], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
