@@ -39,7 +39,7 @@ def main() -> None:
         write_drafter(temporary, result.config, params, result.vocabulary, result.fingerprint)
     leaves = jax.tree.leaves(params)
     size = sum(leaf.nbytes for leaf in leaves)
-    common.print_summary(target, Written(len(leaves), sum(leaf.size for leaf in leaves), size, []), [])
+    common.print_summary(target, Written(len(leaves), sum(leaf.size for leaf in leaves), size, {}), [])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 
 from taps_jax.checkpoints.gguf import gguf_config, gguf_tensors, gguf_tokenizer, open_gguf
 from taps_jax.checkpoints.hf_verifier import FLAX_STEM, OWN_FIELDS, hub_directory, is_flax, read_json, verifier_tensors
-from taps_jax.checkpoints.keymap import flatten, shape_problems, to_flax
+from taps_jax.checkpoints.keymap import flatten, from_flax, shape_problems, to_flax
 from taps_jax.checkpoints.tensors import DTYPES, StoredTensors, described
 from taps_jax.checkpoints.write import Written, write_tensors
 from taps_jax.errors import InputError
@@ -144,7 +144,9 @@ def _write(
         directory, FLAX_STEM if layout == "flax" else "model", named, dtype, max_shard_bytes, progress
     )
     if written.problems:
-        raise InputError(f"{where}: {described(written.problems)}")
+        raise InputError(
+            f"{where}: {described([f'{from_flax(name)} {wrong}' for name, wrong in written.problems.items()])}"
+        )
     return written
 
 

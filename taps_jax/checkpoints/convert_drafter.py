@@ -143,7 +143,7 @@ def _check(opened: OpenDrafter, directory: Path) -> None:
 def _write(directory: Path, tensors, dtype, where: str, progress: Progress) -> Written:
     written = write_tensors(directory, "model", tensors, dtype, max_shard_bytes=10**15, progress=progress)
     if written.problems:
-        raise InputError(f"{where}: {described(written.problems)}")
+        raise InputError(f"{where}: {described([f'{name} {wrong}' for name, wrong in written.problems.items()])}")
     return written
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,12 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What a conversion wrote: tensors, their parameters and bytes, and the problems of those it could not."""
+    """What was written: tensors, their parameters and bytes, and what is wrong with a tensor by its name."""
 
     tensors: int
     parameters: int
     nbytes: int
-    problems: list[str]
+    problems: dict[str, str]
 
 
 def parsed_size(text: str, name: str) -> int:
@@ -66,13 +66,15 @@ def write_tensors(
     if len(shards) > 1:
         files = [f"{stem}-{index:05}-of-{len(shards):05}.safetensors" for index in range(1, len(shards) + 1)]
     bar = iter(progress(tensors, "tensors", len(tensors)))
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     for file, names in zip(files, shards, strict=True):
         with (directory / file).open("wb") as out:
             out.write(_header({name: tensors[name] for name in names}, dtype))
             for name in names:
                 next(bar)
-                problems += _write_blocks(out, name, tensors[name], dtype)
+                wrong = _write_blocks(out, tensors[name], dtype)
+                if wrong:
+                    problems[name] = wrong
     next(bar, None)
     total = sum(map(size, tensors.values()))
     if len(shards) > 1:
@@ -82,7 +84,8 @@ def write_tensors(
     return Written(len(tensors), sum(math.prod(tensor.shape) for tensor in tensors.values()), total, problems)
 
 
-def _write_blocks(out, name: str, tensor: StoredTensor, dtype: np.dtype | None) -> Iterator[str]:
+def _write_blocks(out, tensor: StoredTensor, dtype: np.dtype | None) -> str | None:
+    """Writes a tensor's data, and says what is wrong with it."""
     finite, fits = True, True
     for block in tensor.blocks():
         finite = finite and is_finite(block)
@@ -92,8 +95,8 @@ def _write_blocks(out, name: str, tensor: StoredTensor, dtype: np.dtype | None) 
             fits = fits and (not finite or is_finite(block))
         out.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
     if not finite:
-        return [f"{name} holds values that are not finite"]
-    return [] if fits else [f"{name} holds values beyond the range of {dtype}"]
+        return "holds values that are not finite"
+    return None if fits else f"holds values beyond the range of {dtype}"
 
 
 def _shards(sizes: dict[str, int], most: int) -> list[list[str]]:
