@@ -2,6 +2,14 @@
 
 from ml_collections import ConfigDict
 
+# Training sets of TAPS, section 4.
+PAPER_DATA = {
+    "math70k": "mathinstruct:70000",
+    "sharegpt70k": "sharegpt:70000",
+    "mixed35k": "sharegpt:35000+mathinstruct:35000",
+    "mixed70k": "sharegpt:70000+mathinstruct:70000",
+}
+
 
 def base_config() -> ConfigDict:
     """A locked configuration: setting a field that is not here is an error."""
@@ -11,7 +19,9 @@ def base_config() -> ConfigDict:
     config.total_steps = 40_375  # optimizer steps to train for
 
     config.data = ConfigDict()
-    config.data.conversations = ()  # JSON lines files of {"messages": [...]}
+    # Files (.jsonl, .json, .parquet), hub datasets, or mixtures of them by count: "sharegpt:35000+mathinstruct:35000".
+    config.data.conversations = ()
+    config.data.system_prompt = ""  # for conversations that have no system message of their own
     config.data.max_length = 1024  # tokens per row; longer conversations are cut
     config.data.batch_size = 32  # rows per optimizer step, over all devices
     config.data.accumulate = 1  # parts a step's rows are split into, to save memory
@@ -52,3 +62,24 @@ def base_config() -> ConfigDict:
     config.checkpoint_every = 500
     config.keep_checkpoints = 2
     return config.lock()
+
+
+def with_paper_data(config: ConfigDict, variant: str) -> ConfigDict:
+    """Sets the training data, and with `original` the quirks of the original code, that a config's argument names.
+
+    Args:
+      config: is changed.
+      variant: `NAME`, `NAME:original`, `original` or empty; NAME is one of `PAPER_DATA`.
+    Raises:
+      ValueError: it is something else.
+    """
+    words = [word for word in variant.split(":") if word]
+    if words and words[-1] == "original":
+        words.pop()
+        config.drafter.fc_bias = True
+        config.objective.zero_logit_mask = True
+    if len(words) > 1 or (words and words[0] not in PAPER_DATA):
+        raise ValueError(f"the config's argument is {variant!r}, expected {', '.join(PAPER_DATA)}, or with :original")
+    if words:
+        config.data.conversations = (PAPER_DATA[words[0]],)
+    return config

@@ -14,9 +14,8 @@ from ml_collections import ConfigDict
 from taps_jax import cli
 from taps_jax.checkpoints.hf_drafter import cast_params, check_fits, drafter_config, read_drafter, write_drafter
 from taps_jax.checkpoints.verifier import Verifier, default_dtype, load_verifier
-from taps_jax.data.batches import Example, batch_rows, digest, pad_rows, to_example
-from taps_jax.data.conversations import read_conversations
-from taps_jax.data.tokenize import encode_conversation
+from taps_jax.data.batches import Example, batch_rows, digest, pad_rows
+from taps_jax.data.examples import Dataset, load_examples, write_account
 from taps_jax.data.vocabulary import frequent_tokens, uncovered_share
 from taps_jax.errors import InputError
 from taps_jax.files import replacing
@@ -54,7 +53,10 @@ def train(config: ConfigDict, workdir: Path) -> Path:
     """
     mesh = make_mesh(config.mesh.data, config.mesh.tensor)
     verifier = load_verifier(config.verifier, mesh=mesh)
-    examples = load_examples(config.data.conversations, config.data.max_length, verifier)
+    dataset = _load(config, config.data.conversations, verifier)
+    examples = dataset.examples
+    print(f"conversations: {len(examples):,} to train on\n{dataset.account()}")
+    write_account(workdir / "data.json", dataset, config.data.conversations)
     start = _start(config, verifier, examples)
     optimizer, schedule = make_optimizer(**config.optimizer)
     objective = config.objective
@@ -109,33 +111,11 @@ def train(config: ConfigDict, workdir: Path) -> Path:
     return exported
 
 
-def load_examples(conversations: tuple[str, ...], max_length: int, verifier: Verifier) -> list[Example]:
-    """Training rows of some conversation files; prints how many there are and what was dropped.
-
-    Raises:
-      InputError: no files, a file is bad, or no row has an answer.
-    """
-    if not conversations:
-        raise InputError("data.conversations is empty, give at least one JSON lines file of conversations")
-    examples, rewritten, unanswered = [], 0, 0
-    for name in conversations:
-        for conversation in read_conversations(Path(name)):
-            encoded = encode_conversation(
-                verifier.tokenizer, conversation.messages, verifier.stop_tokens, conversation.complete
-            )
-            example = encoded and to_example(encoded, max_length)
-            rewritten += encoded is None
-            unanswered += encoded is not None and example is None
-            if example:
-                examples.append(example)
-    print(
-        f"conversations: {len(examples)} to train on with {sum(int(e.supervised.sum()) for e in examples)} supervised "
-        f"tokens; dropped {unanswered} without an answer within {max_length} tokens, {rewritten} whose template "
-        "rewrites earlier turns"
+def _load(config: ConfigDict, sources: tuple[str, ...], verifier: Verifier) -> Dataset:
+    data = config.data
+    return load_examples(
+        sources, verifier.tokenizer, verifier.stop_tokens, data.max_length, data.system_prompt, config.seed
     )
-    if not examples:
-        raise InputError(f"{', '.join(conversations)}: no conversation to train on")
-    return examples
 
 
 def _start(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> Start:
@@ -143,7 +123,7 @@ def _start(config: ConfigDict, verifier: Verifier, examples: list[Example]) -> S
     vocabulary = None
     if size:
         counted = config.data.vocabulary_conversations
-        counted = load_examples(counted, config.data.max_length, verifier) if counted else examples
+        counted = _load(config, counted, verifier).examples if counted else examples
         vocabulary = frequent_tokens(_answers(counted), size, verifier.stop_tokens, verifier.config.vocab_size)
         share = uncovered_share(_answers(examples), vocabulary)
         print(f"draft vocabulary: {size} tokens, {share:.2%} of answers uncovered")

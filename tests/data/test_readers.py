@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from taps_jax.data.conversations import Conversation, read_conversations
 from taps_jax.data.jsonl import read_rows, write_rows
 from taps_jax.data.questions import Question, read_questions
 from taps_jax.errors import InputError
@@ -75,48 +74,6 @@ def test_questions_are_read_whole(tmp_path):
     assert read_questions(path) == [Question(1, "", ("a",)), Question("x", "é", ("b", "c"), ("7", "8"))]
 
 
-USER, ASSISTANT, SYSTEM = ({"role": role, "content": role[0]} for role in ("user", "assistant", "system"))
-ROLES = "expected user and assistant in turn after an optional system"
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        (None, "messages is None, expected a list of role/content objects"),
-        ([], "messages is [], expected a list of role/content objects"),
-        ("text", "messages is 'text', expected a list of role/content objects"),
-        ([USER, "text"], "a message is 'text', expected an object with strings role and content"),
-        ([{"role": "user"}], "a message is {'role': 'user'}, expected an object with strings role and content"),
-        ([{"role": "user", "content": None}], "'content': None}, expected an object with strings role and content"),
-        ([ASSISTANT], f"roles are ['assistant'], {ROLES}"),
-        ([SYSTEM], f"roles are ['system'], {ROLES}"),
-        ([USER, USER], f"roles are ['user', 'user'], {ROLES}"),
-        ([SYSTEM, ASSISTANT], f"roles are ['system', 'assistant'], {ROLES}"),
-        ([USER, SYSTEM], f"roles are ['user', 'system'], {ROLES}"),
-        ([USER, {"role": "tool", "content": ""}], f"roles are ['user', 'tool'], {ROLES}"),
-    ],
-)
-def test_bad_conversations(tmp_path, messages, message):
-    path = tmp_path / "conversations.jsonl"
-    write_lines(path, {"messages": [USER, ASSISTANT]}, {"messages": messages})
-    with pytest.raises(InputError, match=re.escape(f"{path}, line 2: ") + ".*" + re.escape(message)):
-        read_conversations(path)
-
-
-def test_conversations_are_read_whole(tmp_path):
-    path = tmp_path / "conversations.jsonl"
-    extra = {**ASSISTANT, "weight": 1}  # unknown fields are left out
-    write_lines(path, {"messages": [SYSTEM, USER, extra], "id": 3}, {"messages": [USER], "complete": False})
-    assert read_conversations(path) == [Conversation((SYSTEM, USER, ASSISTANT)), Conversation((USER,), False)]
-
-
-def test_complete_must_be_true_or_false(tmp_path):
-    """A string "false" would otherwise count as true, and train on a cut for the end of an answer."""
-    path = tmp_path / "conversations.jsonl"
-    write_lines(path, {"messages": [USER, ASSISTANT], "complete": "false"})
-    check_refused(read_conversations, path, ", line 1: complete is 'false'")
-
-
 @pytest.mark.parametrize("value", ["42", 42])
 def test_a_reference_must_be_a_list(tmp_path, value):
     """A string would otherwise be taken apart into its characters."""
@@ -125,10 +82,10 @@ def test_a_reference_must_be_a_list(tmp_path, value):
     check_refused(read_questions, path, f", line 1: reference is {value!r}")
 
 
-@pytest.mark.parametrize(("reader", "things"), [(read_questions, "questions"), (read_conversations, "conversations")])
-def test_empty_absent_and_undecodable_files(tmp_path, reader, things):
+def test_empty_absent_and_undecodable_files(tmp_path):
+    reader = read_questions
     write_lines(tmp_path / "empty.jsonl", "", "  ")
-    check_refused(reader, tmp_path / "empty.jsonl", f"empty.jsonl: no {things} found")
+    check_refused(reader, tmp_path / "empty.jsonl", "empty.jsonl: no questions found")
     check_refused(reader, tmp_path / "absent.jsonl", "absent.jsonl: cannot be read: ")
     check_refused(reader, tmp_path, ": cannot be read: ")
     (tmp_path / "latin.jsonl").write_bytes('{"é": 1}'.encode("latin-1"))
