@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from taps_jax.models.llama import embedding_table, head_table
 from taps_jax.sharding import make_mesh, replicated, rows_over_data
 from taps_jax.training.checkpoint import Checkpoints
 from taps_jax.training.features import FeatureSource, OnlineFeatures, cache_features
+from taps_jax.training.guard import Step, TerminationRequest, check_finite
 from taps_jax.training.metrics import MetricsLog
 from taps_jax.training.objective import LossWeights
 from taps_jax.training.step import Batch, Frozen, init_state, make_optimizer, make_train_step
@@ -91,19 +93,31 @@ def train(config: ConfigDict, workdir: Path) -> Path:
         log = MetricsLog(workdir / "metrics.jsonl", first)
         batches = _Batches(config, examples, source, rows_over_data(mesh, axis=1))
         bar = cli.progress(batches.after(first), "training", total, initial=first)
-        started, seen = time.perf_counter(), []
-        for step, batch in enumerate(bar, start=first + 1):
-            state, metrics = train_step(state, frozen, batch)
-            seen.append(metrics.supervised)  # looked at when logging, so that the device is not waited for in between
-            if step % config.log_every == 0 or step == total:
-                tokens = sum(jax.device_get(seen))
-                speed = tokens / (time.perf_counter() - started)
-                bar.set_postfix_str(log.write(step, metrics, float(schedule(step - 1)), speed), refresh=False)
-                started, seen = time.perf_counter(), []
-            if step % config.checkpoint_every == 0 or step == total:
-                checkpoints.save(step, state)
-            if step == total:
-                break
+        started, seen = (
+            time.perf_counter(),
+            [],
+        )  # steps are looked at now and then, not to wait for the device each time
+        with TerminationRequest() as termination:
+            for step, batch in enumerate(bar, start=first + 1):
+                state, metrics = train_step(state, frozen, batch)
+                seen.append(Step(step, metrics.loss, batch.row, metrics.supervised))
+                ends = step == total or termination.received
+                logs, saves = (ends or step % every == 0 for every in (config.log_every, config.checkpoint_every))
+                if logs or saves:
+                    check_finite(seen, checkpoints.latest_step())
+                if logs:
+                    tokens = sum(jax.device_get([one.supervised for one in seen]))
+                    speed = tokens / (time.perf_counter() - started)
+                    bar.set_postfix_str(log.write(step, metrics, float(schedule(step - 1)), speed), refresh=False)
+                    started, seen = time.perf_counter(), []
+                if saves:
+                    checkpoints.save(step, state)
+                if ends:
+                    break
+        if step < total:
+            checkpoints.close()
+            print(f"{workdir}: asked to terminate, saved step {step} of {total}; the same command goes on from there")
+            sys.exit(0)
     elif first:
         print(f"{workdir}: already trained for {first} steps")
     checkpoints.close()

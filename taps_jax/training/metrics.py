@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from taps_jax.errors import InputError
 from taps_jax.files import replacing
 from taps_jax.training.step import Metrics
 
@@ -22,14 +21,8 @@ class MetricsLog:
             temporary.write_text("".join(kept))
 
     def write(self, step: int, metrics: Metrics, learning_rate: float, tokens_per_second: float) -> str:
-        """Logs one step and returns it in a few words.
-
-        Raises:
-          InputError: the loss is not finite; training cannot go on.
-        """
+        """Logs one step and returns it in a few words."""
         loss, parts, supervised = jax.device_get(metrics)
-        if not np.isfinite(loss):
-            raise InputError(f"the loss is {loss} at step {step}; lower optimizer.learning_rate")
         row = {
             "step": step,
             "loss": float(loss),
