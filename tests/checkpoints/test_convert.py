@@ -256,6 +256,28 @@ def test_all_problems_of_shards_are_told_together(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
+def test_a_name_that_a_header_has_twice(tmp_path):
+    save_model(tmp_path / "hf", "llama3")
+    path = tmp_path / "hf" / "model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    entry = '"model.norm.weight":{"dtype":"F32","shape":[48],"data_offsets":'
+    header = data[8 : 8 + size].decode().rstrip()
+    again = entry + header.split(entry)[1].split("}")[0] + "}"
+    header = f"{header[:-1]},{again}}}".encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+    with pytest.raises(InputError, match=r"model\.safetensors: tensor model\.norm\.weight is stored twice"):
+        convert(tmp_path / "hf", tmp_path / "out", "flax")
+
+
+def test_integers_are_no_weights(tmp_path):
+    save_model(tmp_path / "hf", "llama3")
+    path = tmp_path / "hf" / "model.safetensors"
+    save_file(load_file(path) | {"model.norm.weight": torch.ones(48, dtype=torch.int64)}, path)
+    with pytest.raises(InputError, match=r"model\.norm\.weight is of type I64, expected F32, F16, BF16"):
+        convert(tmp_path / "hf", tmp_path / "out", "flax")
+
+
 def test_values_that_are_not_finite_or_do_not_fit(tmp_path):
     save_model(tmp_path / "hf", "llama3")
     path = tmp_path / "hf" / "model.safetensors"
