@@ -86,13 +86,14 @@ def convert(kind: str, source: Path, target: Path) -> None:
         import_drafter(str(source), target, None, None, False, lambda items, *_: items)
 
 
+@pytest.mark.parametrize("rounds", [50, pytest.param(250, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["verifier", "drafter"])
-def test_damage_ends_in_a_clear_error_or_a_correct_load(kind, sources, tmp_path):
+def test_damage_ends_in_a_clear_error_or_a_correct_load(kind, rounds, sources, tmp_path):
     convert(kind, sources[kind], tmp_path / "whole")
     file = {"verifier": "flax_model.safetensors", "drafter": "model.safetensors"}[kind]
     whole = load_file(tmp_path / "whole" / file)
     errors = 0
-    for seed in range(250):
+    for seed in range(rounds):
         chance = random.Random(seed)
         damaged, out = tmp_path / "damaged", tmp_path / "out"
         shutil.copytree(sources[kind], damaged)
@@ -111,4 +112,4 @@ def test_damage_ends_in_a_clear_error_or_a_correct_load(kind, sources, tmp_path)
             assert same or DAMAGES[seed % len(DAMAGES)] is flip_header_bytes, seed
             shutil.rmtree(out)
         shutil.rmtree(damaged)
-    assert errors > 150
+    assert errors > 0.6 * rounds
