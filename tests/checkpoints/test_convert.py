@@ -372,6 +372,7 @@ def test_on_four_devices_nothing_large_is_replicated(tmp_path):
     assert sums == pytest.approx({name: float(value.abs().sum()) for name, value in expected.items()}, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["convert", "load"])
 def test_memory_is_bounded_by_the_largest_tensor(kind, tmp_path):
     """A checkpoint of 400 MB in six shards, whose largest tensor has 105 MB."""
