@@ -58,7 +58,6 @@ def train(config: ConfigDict, workdir: Path) -> Path:
     dataset = _load(config, config.data.conversations, verifier)
     examples = dataset.examples
     print(f"conversations: {len(examples):,} to train on\n{dataset.account()}")
-    write_account(workdir / "data.json", dataset, config.data.conversations)
     start = _start(config, verifier, examples)
     optimizer, schedule = make_optimizer(**config.optimizer)
     objective = config.objective
@@ -81,6 +80,7 @@ def train(config: ConfigDict, workdir: Path) -> Path:
     identity = _identity(config, verifier, examples, start.vocabulary)
     checkpoints = Checkpoints(workdir / "checkpoints", config.keep_checkpoints, identity)
     state = checkpoints.restore(state) or state
+    write_account(workdir / "data.json", dataset, config.data.conversations)
     with replacing(workdir / "config.json") as temporary:
         temporary.write_text(config.to_json_best_effort(indent=1) + "\n")
     first, total = int(state.step), config.total_steps
@@ -159,8 +159,8 @@ def _identity(config: ConfigDict, verifier: Verifier, examples: list[Example], v
     fields = json.loads(config.to_json_best_effort())
     for name in ("total_steps", "log_every", "checkpoint_every", "keep_checkpoints", "mesh", "features", "verifier"):
         fields.pop(name)
-    for name in ("conversations", "vocabulary_conversations"):
-        fields["data"].pop(name)
+    for name in ("conversations", "vocabulary_conversations", "system_prompt"):
+        fields["data"].pop(name)  # the digest of the examples says what they come to
     proposes = None if vocabulary is None else hashlib.sha256(vocabulary.tobytes()).hexdigest()[:16]
     return {
         **fields,
