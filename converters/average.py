@@ -19,7 +19,7 @@ from taps_jax.errors import InputError
 from taps_jax.files import new_directory
 
 _FROM = flags.DEFINE_multi_string("from", None, "Drafter directory; once for each.")
-_TO = flags.DEFINE_string("to", None, "Directory to write.")
+_TO = common.define_to()
 _WEIGHTS = flags.DEFINE_string("weights", None, "As many numbers as drafters, with commas, adding up to 1.")
 _ALLOW_UNNORMALISED = flags.DEFINE_bool("allow_unnormalised", False, "Take weights that do not add up to 1.")
 _FORCE = common.define_force()
@@ -35,7 +35,7 @@ def main() -> None:
     drafters = [read_drafter(source, jnp.float32) for source in cli.progress(sources, "drafters")]
     result = average_drafters(drafters, weights, target.name, _ALLOW_UNNORMALISED.value)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), result.params)
-    with new_directory(target, _FORCE.value) as temporary:
+    with new_directory(target, _FORCE.value, sources) as temporary:
         write_drafter(temporary, result.config, params, result.vocabulary, result.fingerprint)
     leaves = jax.tree.leaves(params)
     size = sum(leaf.nbytes for leaf in leaves)

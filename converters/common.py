@@ -1,27 +1,51 @@
 """Flags and summary that the conversion commands share."""
 
+import dataclasses
 import resource
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
 
-from taps_jax.checkpoints.convert import parsed_dtype
-from taps_jax.checkpoints.write import Written
+from taps_jax import cli
+from taps_jax.checkpoints.tensors import DTYPES
+from taps_jax.checkpoints.write import Output, Written, parsed_size
 from taps_jax.errors import InputError
 
 _STARTED = time.perf_counter()
+_DTYPES = {str(dtype): dtype for dtype in DTYPES.values()}
 
 
-def define_from_to(of: str) -> tuple[flags.FlagHolder, flags.FlagHolder]:
-    """`--from` and `--to`; `of` says what `--from` may be."""
-    return flags.DEFINE_string("from", None, of), flags.DEFINE_string("to", None, "Directory to write.")
+class OutputFlags(NamedTuple):
+    """The flags that say where and how a checkpoint is written."""
+
+    to: flags.FlagHolder
+    force: flags.FlagHolder
+    dtype: flags.FlagHolder
+    max_shard_size: flags.FlagHolder | None
+
+    def given(self) -> Output:
+        """What they say.
+
+        Raises:
+          InputError: `--to` is missing, or `--max_shard_size` is not a size.
+        """
+        output = Output(
+            Path(given(self.to)),
+            _DTYPES[self.dtype.value] if self.dtype.value else None,
+            self.force.value,
+            progress=cli.progress,
+        )
+        if self.max_shard_size is None:
+            return output
+        return dataclasses.replace(output, max_shard_bytes=parsed_size(self.max_shard_size.value, "--max_shard_size"))
 
 
-def define_dtype() -> flags.FlagHolder:
-    """`--dtype`."""
-    return flags.DEFINE_string("dtype", None, "float32, float16 or bfloat16; without it each tensor keeps its type.")
+def define_to() -> flags.FlagHolder:
+    """`--to`."""
+    return flags.DEFINE_string("to", None, "Directory to write.")
 
 
 def define_force() -> flags.FlagHolder:
@@ -29,9 +53,12 @@ def define_force() -> flags.FlagHolder:
     return flags.DEFINE_bool("force", False, "Replace an older checkpoint at --to.")
 
 
-def define_max_shard_size() -> flags.FlagHolder:
-    """`--max_shard_size`."""
-    return flags.DEFINE_string("max_shard_size", "5GB", "Of a weights file; a larger model is written in several.")
+def define_output(sharded: bool) -> OutputFlags:
+    """`--to`, `--force`, `--dtype` and, if `sharded`, `--max_shard_size`."""
+    dtype = flags.DEFINE_enum("dtype", None, list(_DTYPES), "Of all tensors; without it each keeps its own.")
+    size = "Of a weights file; a larger model is written in several."
+    most = flags.DEFINE_string("max_shard_size", "5GB", size) if sharded else None
+    return OutputFlags(define_to(), define_force(), dtype, most)
 
 
 def given(flag: flags.FlagHolder) -> str:
@@ -43,11 +70,6 @@ def given(flag: flags.FlagHolder) -> str:
     if flag.value is None:
         raise InputError(f"--{flag.name} is missing")
     return flag.value
-
-
-def given_dtype(flag: flags.FlagHolder):
-    """The type that `--dtype` names, or None."""
-    return parsed_dtype(flag.value)
 
 
 def print_summary(target: Path, written: Written, left_out: list[str], notes: list[str] | tuple = ()) -> None:

@@ -12,27 +12,16 @@ from converters import common
 from taps_jax import cli
 from taps_jax.checkpoints.convert import convert_gguf
 from taps_jax.checkpoints.verifier import embedded_gguf
-from taps_jax.checkpoints.write import parsed_size
 
-_FROM, _TO = common.define_from_to("GGUF file, or smollm2 for the embedded one.")
+_FROM = flags.DEFINE_string("from", None, "GGUF file, or smollm2 for the embedded one.")
 _FORMAT = flags.DEFINE_enum("format", "flax", ["flax", "hf"], "Names of the tensors.")
-_DTYPE = common.define_dtype()
-_MAX_SHARD_SIZE = common.define_max_shard_size()
-_FORCE = common.define_force()
+_OUTPUT = common.define_output(sharded=True)
 
 
 def main() -> None:
-    source, target = common.given(_FROM), Path(common.given(_TO))
-    converted = convert_gguf(
-        embedded_gguf() if source == "smollm2" else Path(source),
-        target,
-        _FORMAT.value,
-        common.given_dtype(_DTYPE),
-        parsed_size(_MAX_SHARD_SIZE.value, "--max_shard_size"),
-        _FORCE.value,
-        cli.progress,
-    )
-    common.print_summary(target, *converted)
+    source, output = common.given(_FROM), _OUTPUT.given()
+    file = embedded_gguf() if source == "smollm2" else Path(source)
+    common.print_summary(output.target, *convert_gguf(file, _FORMAT.value, output))
 
 
 if __name__ == "__main__":

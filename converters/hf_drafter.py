@@ -17,25 +17,22 @@ from taps_jax import cli
 from taps_jax.checkpoints.convert_drafter import export_drafter, import_drafter
 from taps_jax.checkpoints.flavours import FLAVOURS
 
-_FROM, _TO = common.define_from_to("Directory or hub id of a drafter.")
+_FROM = flags.DEFINE_string("from", None, "Directory or hub id of a drafter.")
 _VERIFIER = flags.DEFINE_string(
     "verifier", None, "Gives the shape where there is no config.json, and the embedding that flavour eagle stores."
 )
 _REVERSE = flags.DEFINE_bool("reverse", False, "From this project's layout to another engine's.")
 _FLAVOUR = flags.DEFINE_enum("flavour", "eagle", list(FLAVOURS), "Whose layout --reverse writes.")
-_DTYPE = common.define_dtype()
-_FORCE = common.define_force()
+_OUTPUT = common.define_output(sharded=False)
 
 
 def main() -> None:
-    source, target, dtype = common.given(_FROM), Path(common.given(_TO)), common.given_dtype(_DTYPE)
+    source, output = common.given(_FROM), _OUTPUT.given()
     if _REVERSE.value:
-        converted = export_drafter(
-            Path(source), target, _FLAVOUR.value, _VERIFIER.value, dtype, _FORCE.value, cli.progress
-        )
+        converted = export_drafter(Path(source), _FLAVOUR.value, _VERIFIER.value, output)
     else:
-        converted = import_drafter(source, target, _VERIFIER.value, dtype, _FORCE.value, cli.progress)
-    common.print_summary(target, *converted)
+        converted = import_drafter(source, _VERIFIER.value, output)
+    common.print_summary(output.target, *converted)
 
 
 if __name__ == "__main__":

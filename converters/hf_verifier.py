@@ -6,34 +6,21 @@ python -m converters.hf_verifier --from=llama3-flax --to=llama3-hf --reverse --m
 Both kinds of directory are taken by every --verifier flag.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from converters import common
 from taps_jax import cli
 from taps_jax.checkpoints.convert import convert_verifier
-from taps_jax.checkpoints.write import parsed_size
 
-_FROM, _TO = common.define_from_to("Directory or hub id of a verifier.")
+_FROM = flags.DEFINE_string("from", None, "Directory or hub id of a verifier.")
 _REVERSE = flags.DEFINE_bool("reverse", False, "From Flax to Hugging Face names.")
-_DTYPE = common.define_dtype()
-_MAX_SHARD_SIZE = common.define_max_shard_size()
-_FORCE = common.define_force()
+_OUTPUT = common.define_output(sharded=True)
 
 
 def main() -> None:
-    target = Path(common.given(_TO))
-    converted = convert_verifier(
-        common.given(_FROM),
-        target,
-        "hf" if _REVERSE.value else "flax",
-        common.given_dtype(_DTYPE),
-        parsed_size(_MAX_SHARD_SIZE.value, "--max_shard_size"),
-        _FORCE.value,
-        cli.progress,
-    )
-    common.print_summary(target, *converted)
+    output = _OUTPUT.given()
+    converted = convert_verifier(common.given(_FROM), "hf" if _REVERSE.value else "flax", output)
+    common.print_summary(output.target, *converted)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,22 +28,25 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
 
 
 @contextmanager
-def new_directory(path: Path, force: bool, marker: str = "config.json") -> Iterator[Path]:
+def new_directory(path: Path, force: bool, sources: Iterable[Path] = ()) -> Iterator[Path]:
     """A temporary directory beside `path` that takes its name when the block ends without an error.
 
     Args:
       path: must not exist, or be empty, unless `force`.
-      force: replaces an older one, which must hold `marker`, so that nothing else is ever deleted.
-      marker: a file that says it was written by the same command.
+      force: replaces an older checkpoint, which must hold a config.json, so that nothing else is ever deleted.
+      sources: what is read, which must not be replaced.
     Raises:
-      InputError: `path` is in the way.
+      InputError: `path` is in the way, or is or holds a source.
     """
     path = path.absolute()
+    for source in sources:
+        if path.resolve() in (source.resolve(), *source.resolve().parents):
+            raise InputError(f"{path} is what is read, {source}, or a folder above it, which would be replaced")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         if not force:
             raise InputError(f"{path} exists; --force replaces it")
-        if not (path / marker).is_file():
-            raise InputError(f"{path} exists and holds no {marker}, so --force does not replace it")
+        if not (path / "config.json").is_file():
+            raise InputError(f"{path} exists and holds no config.json, so --force does not replace it")
     temporary, old = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "old"))
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)

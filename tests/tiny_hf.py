@@ -38,3 +38,12 @@ def write_tiny_verifier(directory: Path, hidden_size: int = 32) -> Path:
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(directory)
     return directory
+
+
+def draw_parameters(model, scale: float) -> None:
+    """Draws every parameter: biases and norms would otherwise start at 0 and 1 and hide."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.3 * noise if "norm" in name else scale * noise)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +11,13 @@ import numpy as np
 from taps_jax.checkpoints.gguf import gguf_config, gguf_tensors, gguf_tokenizer, open_gguf
 from taps_jax.checkpoints.hf_verifier import FLAX_STEM, OWN_FIELDS, hub_directory, is_flax, read_json, verifier_tensors
 from taps_jax.checkpoints.keymap import flatten, from_flax, shape_problems, to_flax
-from taps_jax.checkpoints.tensors import DTYPES, StoredTensors, described
-from taps_jax.checkpoints.write import Written, write_tensors
+from taps_jax.checkpoints.tensors import StoredTensors, described
+from taps_jax.checkpoints.write import Output, Written, write_tensors
 from taps_jax.errors import InputError
 from taps_jax.files import new_directory
 from taps_jax.models.config import LlamaConfig, llama_config_from_hf, llama_config_to_hf
 from taps_jax.models.llama import abstract_llama
 
-DTYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # What a verifier is besides weights and shape.
 _COMPANIONS = (
     "generation_config.json",
@@ -32,7 +30,6 @@ _COMPANIONS = (
     "LICENSE*",
     "USE_POLICY*",
 )
-Progress = Callable[[Iterable, str, int], Iterable]
 
 
 class Converted(NamedTuple):
@@ -42,43 +39,17 @@ class Converted(NamedTuple):
     left_out: list[str]
 
 
-def parsed_dtype(name: str | None) -> np.dtype | None:
-    """A type by its name; None stays None.
-
-    Raises:
-      InputError: there is no such type.
-    """
-    if name is None:
-        return None
-    if name not in DTYPE_NAMES:
-        raise InputError(f"--dtype is {name!r}, expected {', '.join(DTYPE_NAMES)}")
-    return DTYPES[DTYPE_NAMES[name]]
-
-
-def convert_verifier(
-    source: str,
-    target: Path,
-    layout: str,
-    dtype: np.dtype | None,
-    max_shard_bytes: int,
-    force: bool,
-    progress: Progress,
-) -> Converted:
-    """Writes a verifier with Flax or Hugging Face names; nothing appears at `target` unless all of it is right.
+def convert_verifier(source: str, layout: str, output: Output) -> Converted:
+    """Writes a verifier with Flax or Hugging Face names; nothing appears unless all of it is right.
 
     Args:
       source: a directory with names of either kind, or a hub id.
-      target: must not exist, unless `force`.
       layout: `flax` or `hf`.
-      dtype: of all tensors; None keeps each one's.
-      max_shard_bytes: of a file.
-      force: replaces an older checkpoint.
-      progress: wraps an iterable, as `cli.progress` does.
+      output: where and how.
     Raises:
-      InputError: the source is not a verifier or damaged (all problems at once), or `target` is in the way.
+      InputError: the source is not a verifier or damaged (all problems at once), or the target is in the way.
     """
     directory = hub_directory(source, f"{source!r} is not a directory")
-    _refuse_overlap(directory, target)
     path = directory / "config.json"
     fields = read_json(path)
     config = llama_config_from_hf(fields, str(path))
@@ -88,9 +59,9 @@ def convert_verifier(
         raise InputError(f"{directory}: has Flax names already, --reverse gives it Hugging Face names")
     with ExitStack() as stack:
         stored, left_out = verifier_tensors(directory, config, stack)
-        with new_directory(target, force) as temporary:
-            written = _write(temporary, layout, stored, config, str(directory), dtype, max_shard_bytes, progress)
-            _write_config(temporary, layout, fields, config, stored, dtype)
+        with new_directory(output.target, output.force, [directory]) as temporary:
+            written = _write(temporary, layout, stored, config, str(directory), output)
+            _write_config(temporary, layout, fields, config, stored, output.dtype)
             for pattern in _COMPANIONS:
                 for file in directory.glob(pattern):
                     if file.is_file():
@@ -98,31 +69,23 @@ def convert_verifier(
     return Converted(written, left_out)
 
 
-def convert_gguf(
-    source: Path,
-    target: Path,
-    layout: str,
-    dtype: np.dtype | None,
-    max_shard_bytes: int,
-    force: bool,
-    progress: Progress,
-) -> Converted:
+def convert_gguf(source: Path, layout: str, output: Output) -> Converted:
     """Writes the verifier of a GGUF file, dequantised, with its tokenizer; arguments as for `convert_verifier`.
 
     Raises:
-      InputError: the file is not a supported one or damaged, or `target` is in the way.
+      InputError: the file is not a supported one or damaged, or the target is in the way.
     """
     if not source.is_file():
         raise InputError(f"{source}: no such file")
     reader = open_gguf(source)
     config, tokenizer = gguf_config(reader, source), gguf_tokenizer(reader, source)
     stored = gguf_tensors(reader, source, config)
-    with new_directory(target, force) as temporary:
-        written = _write(temporary, layout, stored, config, str(source), dtype, max_shard_bytes, progress)
+    with new_directory(output.target, output.force, [source]) as temporary:
+        written = _write(temporary, layout, stored, config, str(source), output)
         tokenizer.save_pretrained(temporary)
         ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
         _write_json(temporary / "generation_config.json", ends)
-        _write_config(temporary, layout, {**llama_config_to_hf(config), **ends}, config, stored, dtype)
+        _write_config(temporary, layout, {**llama_config_to_hf(config), **ends}, config, stored, output.dtype)
     return Converted(written, [])
 
 
@@ -132,17 +95,13 @@ def _write(
     stored: StoredTensors,
     config: LlamaConfig,
     where: str,
-    dtype: np.dtype | None,
-    max_shard_bytes: int,
-    progress: Progress,
+    output: Output,
 ) -> Written:
     wrong = stored.problems + shape_problems(flatten(abstract_llama(config)), stored)
     if wrong:
         raise InputError(f"{where}: {described(wrong)}")
     named = {to_flax(name) if layout == "flax" else name: tensor for name, tensor in stored.tensors.items()}
-    written = write_tensors(
-        directory, FLAX_STEM if layout == "flax" else "model", named, dtype, max_shard_bytes, progress
-    )
+    written = write_tensors(directory, FLAX_STEM if layout == "flax" else "model", named, output)
     if written.problems:
         raise InputError(
             f"{where}: {described([f'{from_flax(name)} {wrong}' for name, wrong in written.problems.items()])}"
@@ -176,9 +135,3 @@ def _write_config(
 
 def _write_json(path: Path, fields: dict[str, Any]) -> None:
     path.write_text(json.dumps(fields, indent=2) + "\n")
-
-
-def _refuse_overlap(source: Path, target: Path) -> None:
-    source, target = source.resolve(), target.resolve()
-    if target == source or target in source.parents:
-        raise InputError(f"--to {target} is --from or a folder above it, which would be replaced")

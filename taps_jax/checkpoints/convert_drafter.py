@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from taps_jax.checkpoints.convert import Progress
 from taps_jax.checkpoints.flavours import BIAS, EMBEDDING, FLAVOURS, TOKEN_MAP, flavour_problems
 from taps_jax.checkpoints.gguf import gguf_config, gguf_tensors, open_gguf
 from taps_jax.checkpoints.hf_drafter import OpenDrafter, open_drafter, read_vocabulary
 from taps_jax.checkpoints.hf_verifier import OWN_FIELDS, hf_config, hub_directory, verifier_tensors
 from taps_jax.checkpoints.keymap import flatten, shape_problems
 from taps_jax.checkpoints.tensors import StoredTensor, described
-from taps_jax.checkpoints.verifier import embedded_gguf
-from taps_jax.checkpoints.write import Written, write_tensors
+from taps_jax.checkpoints.verifier import find_verifier
+from taps_jax.checkpoints.write import Output, Written, write_tensors
 from taps_jax.errors import InputError
 from taps_jax.files import new_directory
 from taps_jax.models.config import LlamaConfig, llama_config_to_hf
@@ -33,20 +32,15 @@ class ConvertedDrafter(NamedTuple):
     notes: list[str]
 
 
-def import_drafter(
-    source: str, target: Path, verifier: str | None, dtype: np.dtype | None, force: bool, progress: Progress
-) -> ConvertedDrafter:
+def import_drafter(source: str, verifier: str | None, output: Output) -> ConvertedDrafter:
     """Writes a published head in this project's layout: the trained tensors, and a config.json that fits them.
 
     Args:
       source: a directory or hub id.
-      target: must not exist, unless `force`.
       verifier: gives the shape where the source has no config.json.
-      dtype: of all tensors; None keeps each one's.
-      force: replaces an older drafter.
-      progress: wraps an iterable, as `cli.progress` does.
+      output: where and how.
     Raises:
-      InputError: the source is not an EAGLE-1/2 or HASS head or damaged, or `target` is in the way.
+      InputError: the source is not an EAGLE-1/2 or HASS head or damaged, or the target is in the way.
     """
     directory = hub_directory(source, f"{source!r} is not a directory")
     with ExitStack() as stack:
@@ -58,38 +52,27 @@ def import_drafter(
             **opened.fields,
             **llama_config_to_hf(opened.config.layer),
             "bias": opened.config.fc_bias,
-            "dtype": _dtype_name(opened.stored.tensors, dtype),
+            "dtype": _dtype_name(opened.stored.tensors, output.dtype),
         }
         fields.pop("torch_dtype", None)
-        with new_directory(target, force) as temporary:
-            written = _write(temporary, opened.stored.tensors, dtype, str(directory), progress)
+        with new_directory(output.target, output.force, [directory]) as temporary:
+            written = _write(temporary, opened.stored.tensors, str(directory), output)
             if vocabulary is not None:
                 shutil.copyfile(directory / _VOCABULARY, temporary / _VOCABULARY)
             _write_config(temporary, fields)
     return ConvertedDrafter(written, opened.left_out, opened.notes)
 
 
-def export_drafter(
-    source: Path,
-    target: Path,
-    flavour: str,
-    verifier: str | None,
-    dtype: np.dtype | None,
-    force: bool,
-    progress: Progress,
-) -> ConvertedDrafter:
+def export_drafter(source: Path, flavour: str, verifier: str | None, output: Output) -> ConvertedDrafter:
     """Writes a drafter in the layout of `FLAVOURS[flavour]`, and checks the result by that engine's rules.
 
     Args:
       source: a drafter's directory.
-      target: must not exist, unless `force`.
       flavour: whose layout.
       verifier: whose embedding goes along; `eagle` needs it.
-      dtype: of all tensors; None keeps each one's.
-      force: replaces an older drafter.
-      progress: wraps an iterable, as `cli.progress` does.
+      output: where and how.
     Raises:
-      InputError: the drafter cannot be loaded by that engine, or is damaged, or `target` is in the way.
+      InputError: the drafter cannot be loaded by that engine, or is damaged, or the target is in the way.
     """
     rules = FLAVOURS[flavour]
     if rules.embedding == "required" and not verifier:
@@ -115,17 +98,17 @@ def export_drafter(
             **llama_config_to_hf(config.layer),
             "architectures": [rules.architecture],
             "bias": BIAS in tensors,
-            "dtype": _dtype_name(tensors, dtype),
+            "dtype": _dtype_name(tensors, output.dtype),
         }
         if opened.fingerprint:
             fields[OWN_FIELDS] = {"verifier_fingerprint": opened.fingerprint}
         vocabulary = read_vocabulary(source, config.layer.vocab_size)
-        with new_directory(target, force) as temporary:
-            written = _write(temporary, tensors, dtype, str(source), progress)
+        with new_directory(output.target, output.force, [source]) as temporary:
+            written = _write(temporary, tensors, str(source), output)
             _write_config(temporary, fields)
             if vocabulary is not None and flavour == "sglang":
                 _write_token_map(temporary / TOKEN_MAP, vocabulary)
-                notes.append(f"serve with --speculative-token-map {target / TOKEN_MAP}")
+                notes.append(f"serve with --speculative-token-map {output.target / TOKEN_MAP}")
             elif vocabulary is not None:
                 notes.append(f"its list of {len(vocabulary)} draft tokens has no place there: it will use them all")
             problems = flavour_problems(temporary, flavour)
@@ -140,8 +123,9 @@ def _check(opened: OpenDrafter, directory: Path) -> None:
         raise InputError(f"{directory}: {described(problems)}")
 
 
-def _write(directory: Path, tensors, dtype, where: str, progress: Progress) -> Written:
-    written = write_tensors(directory, "model", tensors, dtype, max_shard_bytes=10**15, progress=progress)
+def _write(directory: Path, tensors: dict[str, StoredTensor], where: str, output: Output) -> Written:
+    one_file = dataclasses.replace(output, max_shard_bytes=10**15)  # what loads drafters looks for one
+    written = write_tensors(directory, "model", tensors, one_file)
     if written.problems:
         raise InputError(f"{where}: {described([f'{name} {wrong}' for name, wrong in written.problems.items()])}")
     return written
@@ -156,9 +140,13 @@ def _dtype_name(tensors: dict[str, StoredTensor], dtype: np.dtype | None) -> str
 
 
 def verifier_config(name: str) -> LlamaConfig:
-    """The shape of a verifier, without its weights."""
-    path = embedded_gguf() if name == "smollm2" else Path(name)
-    return gguf_config(open_gguf(path), path) if path.is_file() else hf_config(_verifier_directory(name))
+    """The shape of a verifier, without its weights.
+
+    Raises:
+      InputError: nothing by that name, or not a supported verifier.
+    """
+    path = find_verifier(name)
+    return gguf_config(open_gguf(path), path) if path.is_file() else hf_config(path)
 
 
 def _embedding(name: str, opened: OpenDrafter, stack: ExitStack) -> StoredTensor:
@@ -167,13 +155,12 @@ def _embedding(name: str, opened: OpenDrafter, stack: ExitStack) -> StoredTensor
     Raises:
       InputError: it does not fit the drafter.
     """
-    path = embedded_gguf() if name == "smollm2" else Path(name)
+    path = find_verifier(name)
     if path.is_file():
         reader = open_gguf(path)
         stored = gguf_tensors(reader, path, gguf_config(reader, path))
     else:
-        directory = _verifier_directory(name)
-        stored, _ = verifier_tensors(directory, hf_config(directory), stack)
+        stored, _ = verifier_tensors(path, hf_config(path), stack)
     tensor = stored.tensors.get("model.embed_tokens.weight")
     layer = opened.config.layer
     if tensor is None or tensor.shape != (layer.vocab_size, layer.hidden_size):
@@ -181,10 +168,6 @@ def _embedding(name: str, opened: OpenDrafter, stack: ExitStack) -> StoredTensor
         raise InputError(f"verifier {name}: embedding is {found}, expected {[layer.vocab_size, layer.hidden_size]}")
     kept = opened.stored.tensors["fc.weight"].dtype  # a file of one type is what loaders expect
     return dataclasses.replace(tensor, dtype=kept, read=lambda index: tensor.read(index).astype(kept))
-
-
-def _verifier_directory(name: str) -> Path:
-    return hub_directory(name, f"verifier {name!r} is not 'smollm2', a GGUF file or a directory")
 
 
 def _write_token_map(path: Path, vocabulary: np.ndarray) -> None:

@@ -136,17 +136,14 @@ def open_drafter(directory: Path, stack: ExitStack, verifier: LlamaConfig | None
     if not directory.is_dir():
         raise InputError(f"drafter {directory}: no such directory")
     path = directory / "config.json"
-    fields = read_json(path) if path.exists() or verifier is None else {}
     if not path.exists() and verifier is None:
-        raise InputError(f"{path}: file not found")
-    refuse_other_kinds(fields, (), str(path))
-    layer = _layer(fields, path) if fields else None
+        raise InputError(f"{path}: file not found; --verifier gives the shape that it would")
+    fields = read_json(path) if path.exists() else {}
     stored = stored_in(directory, "model", stack).renamed(lambda name: name.removeprefix("module."))
-    refuse_other_kinds(fields, stored.tensors, str(directory))
+    _refuse_other_kinds(fields, stored.tensors, str(directory))
+    layer = _layer(fields, path) if fields else _derived_layer(stored, verifier, directory)
     left_out = [name for name in stored.tensors if name in _FROZEN]
     left_out += [name for name in ("model_1.safetensors", "pytorch_model_1.bin") if (directory / name).exists()]
-    if layer is None:
-        layer = _derived_layer(stored, verifier, directory)
     has_bias, said = "fc.bias" in stored.tensors, fields.get("bias")
     notes = []
     if isinstance(said, bool) and said != has_bias:
@@ -208,7 +205,7 @@ def check_fits(drafter: LoadedDrafter, verifier: Verifier, allow_other_verifier:
         )
 
 
-def refuse_other_kinds(fields: dict[str, Any], names: Iterable[str], where: str) -> None:
+def _refuse_other_kinds(fields: dict[str, Any], names: Iterable[str], where: str) -> None:
     """Raises InputError for what is recognised and is not an EAGLE-1/2 or HASS head."""
     architectures = str(fields.get("architectures") or "")
     names = list(names)

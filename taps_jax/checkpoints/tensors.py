@@ -37,10 +37,6 @@ class StoredTensor:
     dtype: np.dtype
     read: Callable[[Any], np.ndarray]
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def blocks(self) -> Iterable[np.ndarray]:
         """The tensor in pieces of whole rows, none of more than about 32 MiB unless a row is."""
         if not self.shape:

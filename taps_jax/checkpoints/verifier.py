@@ -88,18 +88,29 @@ def load_verifier(name: str, dtype=None, mesh: Mesh | None = None) -> Verifier:
       InputError: nothing by that name, or its contents are not usable.
     """
     dtype = dtype or default_dtype()
-    path = embedded_gguf() if name == "smollm2" else Path(name)
+    path = find_verifier(name)
     if path.is_file():
         reader = open_gguf(path)
         config = gguf_config(reader, path)
         tokenizer = gguf_tokenizer(reader, path)
         params, stops = gguf_params(reader, path, config, dtype, mesh), []
     else:
-        directory = hub_directory(name, f"verifier {name!r} is not 'smollm2', a GGUF file or a directory")
-        config = hf_config(directory)
-        tokenizer = hf_tokenizer(directory)
-        params, stops = hf_params(directory, config, dtype, mesh), generation_stop_tokens(directory)
+        config = hf_config(path)
+        tokenizer = hf_tokenizer(path)
+        params, stops = hf_params(path, config, dtype, mesh), generation_stop_tokens(path)
     return Verifier(name, config, params, tokenizer, stop_tokens(tokenizer, stops))
+
+
+def find_verifier(name: str) -> Path:
+    """The GGUF file or directory of a verifier called as `load_verifier` takes it.
+
+    Raises:
+      InputError: nothing by that name.
+    """
+    path = embedded_gguf() if name == "smollm2" else Path(name)
+    if path.is_file():
+        return path
+    return hub_directory(name, f"verifier {name!r} is not 'smollm2', a GGUF file or a directory")
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_stops: list[int]) -> tuple[int, ...]:

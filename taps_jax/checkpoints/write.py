@@ -16,6 +16,25 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclasses.dataclass(frozen=True)
+class Output:
+    """Where and how a checkpoint is written.
+
+    Attributes:
+      target: directory; must not exist, unless `force`.
+      dtype: of all tensors; None keeps each one's.
+      force: replaces an older checkpoint.
+      max_shard_bytes: of a file; a tensor that is larger has one to itself.
+      progress: wraps an iterable, as `cli.progress` does.
+    """
+
+    target: Path
+    dtype: np.dtype | None = None
+    force: bool = False
+    max_shard_bytes: int = 5 * 10**9
+    progress: Callable[[Iterable, str, int], Iterable] = lambda items, title, total: items
+
+
+@dataclasses.dataclass(frozen=True)
 class Written:
     """What was written: tensors, their parameters and bytes, and what is wrong with a tensor by its name."""
 
@@ -37,14 +56,7 @@ def parsed_size(text: str, name: str) -> int:
     return int(number) * _UNITS[unit]
 
 
-def write_tensors(
-    directory: Path,
-    stem: str,
-    tensors: dict[str, StoredTensor],
-    dtype: np.dtype | None = None,
-    max_shard_bytes: int = 5 * 10**9,
-    progress: Callable[[Iterable, str, int], Iterable] = lambda items, title, total: items,
-) -> Written:
+def write_tensors(directory: Path, stem: str, tensors: dict[str, StoredTensor], output: Output) -> Written:
     """Writes `stem.safetensors`, or shards of it and their index.
 
     The safetensors library wants all tensors of a file in memory before it writes one; here each passes through in
@@ -54,18 +66,17 @@ def write_tensors(
       directory: exists.
       stem: of the file names.
       tensors: by the names that they get.
-      dtype: of all; None keeps each one's.
-      max_shard_bytes: at least one tensor goes into a shard, whatever its size.
-      progress: wraps an iterable, as `cli.progress` does.
+      output: how; the files go to `directory`, which takes its target's name later.
     Returns:
       Counts, and the problems of tensors that are not finite, or not after the change of type.
     """
+    dtype = output.dtype
     size = lambda tensor: math.prod(tensor.shape) * (dtype or tensor.dtype).itemsize
-    shards = _shards({name: size(tensor) for name, tensor in tensors.items()}, max_shard_bytes)
+    shards = _shards({name: size(tensor) for name, tensor in tensors.items()}, output.max_shard_bytes)
     files = [f"{stem}.safetensors"]
     if len(shards) > 1:
         files = [f"{stem}-{index:05}-of-{len(shards):05}.safetensors" for index in range(1, len(shards) + 1)]
-    bar = iter(progress(tensors, "tensors", len(tensors)))
+    bar = iter(output.progress(tensors, "tensors", len(tensors)))
     problems: dict[str, str] = {}
     for file, names in zip(files, shards, strict=True):
         with (directory / file).open("wb") as out:

@@ -19,11 +19,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from taps_jax.checkpoints.convert import convert_verifier
 from taps_jax.checkpoints.hf_verifier import hf_config, hf_params
 from taps_jax.checkpoints.verifier import load_verifier
-from taps_jax.checkpoints.write import parsed_size
+from taps_jax.checkpoints.write import Output, parsed_size
 from taps_jax.errors import InputError
 from taps_jax.models.llama import Llama, causal_mask
 from tests.conftest import ROOT
-from tests.tiny_hf import write_tiny_verifier
+from tests.models import test_llama
+from tests.tiny_hf import draw_parameters, write_tiny_verifier
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -33,19 +34,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 1024,
 }
-SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 16384,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-}
+SHAPE = test_llama.SHAPE | {"max_position_embeddings": 16384, "bos_token_id": None, "eos_token_id": 1}
 PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
 QWEN3 = {"head_dim": 32, **PLAIN}
 VARIANTS = {
@@ -64,11 +53,7 @@ def save_model(directory: Path, variant: str, dtype: str = "float32", shard: str
     """A random model of the variant, every parameter drawn, as transformers saves it."""
     config, model = (Qwen3Config, Qwen3ForCausalLM) if variant.startswith("qwen3") else (LlamaConfig, LlamaForCausalLM)
     built = model._from_config(config(**SHAPE | VARIANTS[variant]), attn_implementation="eager").eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in built.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.3 * noise if "norm" in name else 0.1 * noise)
+    draw_parameters(built, 0.1)
     built = built.to(DTYPES[dtype])
     built.save_pretrained(directory, max_shard_size=shard)
     (directory / "tokenizer.json").write_text("{}")
@@ -76,8 +61,7 @@ def save_model(directory: Path, variant: str, dtype: str = "float32", shard: str
 
 
 def convert(source: Path, target: Path, layout: str, shard_bytes: int = 10**9, **changes):
-    settings = {"dtype": None, "force": False, "progress": lambda items, *_: items} | changes
-    return convert_verifier(str(source), target, layout, max_shard_bytes=shard_bytes, **settings)
+    return convert_verifier(str(source), layout, Output(target, max_shard_bytes=shard_bytes, **changes))
 
 
 def all_tensors(directory: Path) -> dict[str, torch.Tensor]:
@@ -312,7 +296,7 @@ def test_nothing_is_overwritten_without_permission(tmp_path):
     (tmp_path / "mine" / "letter").write_text("dear")
     with pytest.raises(InputError, match=r"holds no config\.json"):
         convert(tmp_path / "hf", tmp_path / "mine", "flax", force=True)
-    with pytest.raises(InputError, match="a folder above it"):
+    with pytest.raises(InputError, match="or a folder above it, which would be replaced"):
         convert(tmp_path / "hf", tmp_path, "flax", force=True)
     with pytest.raises(InputError, match="has Flax names already"):
         convert(tmp_path / "flax", tmp_path / "again", "flax")
@@ -384,6 +368,7 @@ def test_memory_is_bounded_by_the_largest_tensor(kind, tmp_path):
         import json, pathlib, threading, time, jax, numpy
         from taps_jax.checkpoints.convert import convert_verifier
         from taps_jax.checkpoints.hf_verifier import hf_config, hf_params
+        from taps_jax.checkpoints.write import Output
         jax.numpy.zeros(3).block_until_ready()
         directory = pathlib.Path({str(tmp_path / "hf")!r})
         config = hf_config(directory)
@@ -401,8 +386,8 @@ def test_memory_is_bounded_by_the_largest_tensor(kind, tmp_path):
         watcher = threading.Thread(target=watch)
         watcher.start()
         if {kind!r} == "convert":
-            convert_verifier(str(directory), pathlib.Path({str(tmp_path / "out")!r}), "flax", None, 8 * 10**7, False,
-                             lambda items, *_: items)
+            target = pathlib.Path({str(tmp_path / "out")!r})
+            convert_verifier(str(directory), "flax", Output(target, max_shard_bytes=8 * 10**7))
             weights = 0
         else:
             params = hf_params(directory, config, numpy.float32)

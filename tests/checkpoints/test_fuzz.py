@@ -14,6 +14,7 @@ from taps_jax.checkpoints.convert import convert_verifier
 from taps_jax.checkpoints.convert_drafter import import_drafter
 from taps_jax.checkpoints.hf_drafter import drafter_config, write_drafter
 from taps_jax.checkpoints.hf_verifier import hf_config
+from taps_jax.checkpoints.write import Output
 from taps_jax.errors import InputError
 from taps_jax.models.drafter import init_drafter
 from tests.tiny_hf import write_tiny_verifier
@@ -81,9 +82,9 @@ def sources(tmp_path_factory) -> dict[str, Path]:
 
 def convert(kind: str, source: Path, target: Path) -> None:
     if kind == "verifier":
-        convert_verifier(str(source), target, "flax", None, 10**9, False, lambda items, *_: items)
+        convert_verifier(str(source), "flax", Output(target))
     else:
-        import_drafter(str(source), target, None, None, False, lambda items, *_: items)
+        import_drafter(str(source), None, Output(target))
 
 
 @pytest.mark.parametrize("rounds", [50, pytest.param(250, marks=pytest.mark.slow)])

@@ -84,8 +84,8 @@ def test_bad_input_gives_one_line(work):
     cases = {
         ("verifier", f"--from={work / 'a'}", f"--to={work / 'x'}"): "unexpected tensor fc.weight",
         ("verifier", f"--to={work / 'x'}"): "--from is missing",
-        ("drafter", f"--from={work / 'hf'}", f"--to={work / 'x'}"): "num_hidden_layers is 2, a drafter has 1",
-        ("verifier", f"--from={work / 'hf'}", f"--to={work / 'x'}", "--dtype=int8"): "expected float32, float16",
+        ("drafter", f"--from={work / 'hf'}", f"--to={work / 'x'}"): "this is a whole model, supported are EAGLE-1",
+        ("verifier", f"--from={work / 'hf'}", f"--to={work / 'x'}", "--dtype=int8"): "float32|float16|bfloat16",
         ("gguf", f"--from={work / 'hf' / 'config.json'}", f"--to={work / 'x'}"): "not a readable GGUF file",
         ("inspect",): "DIR_OR_FILE is missing",
         ("inspect", work / "nothing"): "no such file or directory",

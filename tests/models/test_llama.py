@@ -20,6 +20,7 @@ from taps_jax.models.config import Llama3RopeScaling, llama_config_from_hf, llam
 from taps_jax.models.layers import RMSNorm, inverse_frequencies, project, rotary_angles
 from taps_jax.models.llama import Llama, abstract_llama, causal_mask, embedding_table, head_table
 from tests.tiny import CONFIG, make_config, make_verifier_params
+from tests.tiny_hf import draw_parameters
 
 # An original length of 64 puts this width's frequencies on both sides of the ramp, and within it.
 LLAMA3 = {
@@ -53,13 +54,8 @@ VARIANTS = {
 
 
 def make_torch_llama(changes: dict) -> LlamaForCausalLM:
-    """A random model with every parameter drawn: biases and norms would otherwise start at 0 and 1 and hide."""
     model = LlamaForCausalLM._from_config(HFConfig(**SHAPE | changes), attn_implementation="eager").eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.3 * noise if "norm" in name else 0.15 * noise)
+    draw_parameters(model, 0.15)
     return model
 
 
