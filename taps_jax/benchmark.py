@@ -18,12 +18,13 @@ from taps_jax.benchmarks.composing import measure_composing
 from taps_jax.benchmarks.decode import Row, measure_decoding
 from taps_jax.benchmarks.peers import transformers_tokens_per_second
 from taps_jax.benchmarks.shapes import random_decoder
-from taps_jax.benchmarks.timing import Machine, measure_machine, peak_memory_gb
+from taps_jax.benchmarks.timing import Machine, measure_machine
 from taps_jax.benchmarks.tree_choice import TreeChoice, find_tree, sample_texts
 from taps_jax.checkpoints.verifier import Verifier, default_dtype, load_verifier
 from taps_jax.evaluation.tables import format_table
 from taps_jax.files import replacing
 from taps_jax.loading import plain_decoder, speculative_decoder, tree_shape
+from taps_jax.memory import peak_memory_gb
 from taps_jax.speculative.decode import Models, Weights
 from taps_jax.speculative.engine import Request, engine_factory
 from taps_jax.speculative.tree_search import Text

@@ -1,5 +1,6 @@
-"""How much memory the device has left."""
+"""How much memory the device has left, and how much was used."""
 
+import resource
 from pathlib import Path
 
 import jax
@@ -15,3 +16,11 @@ def free_bytes() -> int | None:
         return None
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def peak_memory_gb() -> float:
+    """The most in use so far, in GB: of the first device where it keeps count, else of the process."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

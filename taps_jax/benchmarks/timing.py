@@ -1,6 +1,5 @@
 """Timing of device functions, and what the machine could do at best."""
 
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -59,8 +58,3 @@ def measure_machine(dtype: jnp.dtype, size: int = 2048) -> Machine:
     product = jax.jit(lambda x: x @ x)
     multiplied = time_call(lambda: product(square), 5)
     return Machine(2 * box[0].nbytes / 1e6 / copied.least, 2 * size**3 / 1e6 / multiplied.least)
-
-
-def peak_memory_gb() -> float:
-    """Largest resident size of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

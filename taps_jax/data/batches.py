@@ -32,22 +32,44 @@ def digest(examples: list[Example]) -> str:
     return found.hexdigest()[:16]
 
 
-def batch_rows(num_examples: int, batch_size: int, seed: int, position: int) -> Iterator[tuple[int, np.ndarray]]:
+def batch_rows(
+    lengths: np.ndarray, batch_size: int, seed: int, position: int, window: int = 1
+) -> Iterator[tuple[int, np.ndarray]]:
     """Endless batches of example indices from batch number `position` on.
 
     The order of an epoch is a permutation drawn from (seed, epoch); its incomplete last batch is left out, so every
-    batch has the same shape. Nothing depends on the number of devices.
+    batch has as many rows. Nothing depends on the number of devices.
 
+    Args:
+      lengths: [examples], tokens of each.
+      batch_size: rows of a batch.
+      seed: of the order.
+      position: batches that came before.
+      window: batches among which rows of about one length are put together; 1 leaves rows where chance put them.
     Yields:
       The epoch, and [batch_size] example indices.
     """
-    per_epoch = num_examples // batch_size
+    per_epoch = len(lengths) // batch_size
     while True:
         epoch, offset = divmod(position, per_epoch)
-        order = np.random.default_rng((seed, epoch)).permutation(num_examples)
-        for start in range(offset, per_epoch):
-            yield epoch, order[start * batch_size : (start + 1) * batch_size]
-            position += 1
+        rng = np.random.default_rng((seed, epoch))
+        order = rng.permutation(len(lengths))[: per_epoch * batch_size]
+        if window > 1:
+            order = np.concatenate(
+                [_by_length(part, lengths, batch_size, rng) for part in _parts(order, window * batch_size)]
+            )
+        yield from ((epoch, rows) for rows in _parts(order[offset * batch_size :], batch_size))
+        position += per_epoch - offset
+
+
+def _by_length(rows: np.ndarray, lengths: np.ndarray, batch_size: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows sorted by length, in batches that come in random order."""
+    batches = _parts(rows[np.argsort(lengths[rows], kind="stable")], batch_size)
+    return np.concatenate([batches[place] for place in rng.permutation(len(batches))])
+
+
+def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def pad_rows(rows: list[np.ndarray], length: int) -> np.ndarray:

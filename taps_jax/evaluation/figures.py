@@ -8,7 +8,7 @@ from taps_jax.errors import InputError
 from taps_jax.files import replacing
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; rows beyond them get other line styles.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#6B6B6B", "#000000")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#6B6B6B", "#000000")
 _LINES = ("-", "--", ":", "-.")
 _STYLE = {
     "font.size": 9,
@@ -96,8 +96,8 @@ def _panels(pyplot, cells: Sequence[Mapping], width: float = 2.5, height: float 
 def _style(rows: Sequence[str], row: str) -> dict[str, Any]:
     place = rows.index(row)
     return {
-        "color": _COLOURS[place % len(_COLOURS)],
-        "linestyle": _LINES[place // len(_COLOURS) % len(_LINES)],
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": _LINES[place // len(COLOURS) % len(_LINES)],
     }
 
 
@@ -150,7 +150,7 @@ def _shares(pyplot, cells):
             left = 0.0
             for index, name in enumerate(names):
                 share = cell["routing_shares"].get(name) or 0.0
-                axis.barh(place, share, 0.7, left=left, color=_COLOURS[index % len(_COLOURS)])
+                axis.barh(place, share, 0.7, left=left, color=COLOURS[index % len(COLOURS)])
                 if share > 0.15:
                     axis.text(left + share / 2, place, f"{share:.0%}", ha="center", va="center", color="w", fontsize=7)
                 left += share
@@ -160,7 +160,7 @@ def _shares(pyplot, cells):
         axis.grid(visible=False)
     for axis in axes[-1]:
         axis.set_xlabel("share of steps")
-    colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(names))]
+    colours = [COLOURS[index % len(COLOURS)] for index in range(len(names))]
     _legend(figure, [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in colours], names)
     return figure
 
@@ -174,7 +174,7 @@ def _tau_by_nodes(pyplot, cells):
                 continue
             low, high = cell["tau_interval"]
             colour = _style(rows, cell["row"])["color"]
-            marker = "os^D"[rows.index(cell["row"]) // len(_COLOURS) % 4]
+            marker = "os^D"[rows.index(cell["row"]) // len(COLOURS) % 4]
             error = [[cell["tau"] - low], [high - cell["tau"]]]
             # Rows with as many nodes would hide each other.
             shift = (rows.index(cell["row"]) / max(1, len(rows) - 1) - 0.5) * 0.06 * cell["nodes_verified"]
@@ -184,7 +184,7 @@ def _tau_by_nodes(pyplot, cells):
     for axis in axes[-1]:
         axis.set_xlabel("nodes verified per step")
     handles = [
-        pyplot.Line2D([], [], ls="", marker="os^D"[place // len(_COLOURS) % 4], ms=4, color=_style(rows, row)["color"])
+        pyplot.Line2D([], [], ls="", marker="os^D"[place // len(COLOURS) % 4], ms=4, color=_style(rows, row)["color"])
         for place, row in enumerate(rows)
     ]
     _legend(figure, handles, rows)
@@ -199,7 +199,7 @@ def _speed_ups(pyplot, speeds):
         for place, speed in enumerate(shown):
             plain = speed["plain_tokens"] / speed["plain_seconds"]
             value = speed["tokens"] / speed["seconds"] / plain
-            axis.barh(place, value, 0.7, color=_COLOURS[0])
+            axis.barh(place, value, 0.7, color=COLOURS[0])
             axis.text(value, place, f" {value:.2f}x", va="center", fontsize=7)
         axis.axvline(1, color="#444444", lw=0.8)
         axis.set_yticks(range(len(shown)), [speed["row"] for speed in shown], fontsize=8)

@@ -5,30 +5,48 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from taps_jax.errors import InputError
 from taps_jax.training.step import TrainState
+
+_SCORE = "acceptance_length"
 
 
 class Checkpoints:
     """The checkpoints of one run; the verifier is never stored.
 
-    `identity` names what a run's state depends on (verifier fingerprint, data, objective): a checkpoint with another
-    identity is refused rather than continued.
+    Args:
+      folder: of the checkpoints.
+      latest: how many of the newest are kept.
+      best: how many of those with the highest held-out acceptance length are kept, be they old; 0 if none is scored.
+      identity: what a run's state depends on (verifier fingerprint, data, objective): a checkpoint with another
+        identity is refused rather than continued.
     """
 
-    def __init__(self, folder: Path, keep: int, identity: dict[str, Any]):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+    def __init__(self, folder: Path, latest: int, best: int, identity: dict[str, Any]):
+        score = lambda metrics: metrics[_SCORE]
+        by_score = BestN(get_metric_fn=score, n=best, keep_checkpoints_without_metrics=False)
+        # A rule that kept the best only could delete the newest, from which a run goes on.
+        kept = AnyPreservationPolicy([LatestN(latest), by_score])
+        options = ocp.CheckpointManagerOptions(preservation_policy=kept, best_fn=score if best else None, create=True)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
         self._folder, self._identity = folder, identity
 
-    def save(self, step: int, state: TrainState) -> None:
+    def save(self, step: int, state: TrainState, acceptance_length: float | None) -> None:
         """Starts writing `state`; it appears when complete."""
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), identity=ocp.args.JsonSave(self._identity))
-        self._manager.save(step, args=items)
+        metrics = None if acceptance_length is None else {_SCORE: acceptance_length}
+        self._manager.save(step, args=items, metrics=metrics)
 
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
+
+    def best(self) -> tuple[int, float] | None:
+        """Step and held-out acceptance length of the best checkpoint kept; None if none was scored."""
+        scored = [(step, self._manager.metrics(step)) for step in self._manager.all_steps()]
+        scored = [(step, metrics[_SCORE]) for step, metrics in scored if metrics]
+        return max(scored, key=lambda found: found[1], default=None)
 
     def restore(self, state: TrainState) -> TrainState | None:
         """The newest checkpoint in the shapes and shardings of `state`; None if there is none.

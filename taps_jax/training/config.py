@@ -25,6 +25,7 @@ def base_config() -> ConfigDict:
     config.data.max_length = 1024  # tokens per row; longer conversations are cut
     config.data.batch_size = 32  # rows per optimizer step, over all devices
     config.data.accumulate = 1  # parts a step's rows are split into, to save memory
+    config.data.length_window = 1  # batches among which rows of about one length go together; 1: by chance
     config.data.draft_vocabulary = 0  # token ids the drafter may propose; 0 is all
     config.data.vocabulary_conversations = ()  # files whose answers are counted for them; empty: those trained on
 
@@ -42,6 +43,8 @@ def base_config() -> ConfigDict:
     config.objective.soft_weight = 0.1
     config.objective.topk_weight = 1.0
     config.objective.topk = 10
+    config.objective.overlap_weight = 0.0  # of -log sum(min(p, q)), which aims at acceptance when sampling
+    config.objective.pass_weights = ()  # one for each pass; empty weighs all alike
     config.objective.noise = 0.2  # feature noise is uniform in +-noise/2 * 512 / row length
     config.objective.zero_logit_mask = False
 
@@ -54,13 +57,21 @@ def base_config() -> ConfigDict:
     config.optimizer.weight_decay = 0.01
     config.optimizer.clip_value = 0.5  # of every gradient element
 
+    # Rows that are not trained on: at every checkpoint the drafter is tried on their answers.
+    config.heldout = ConfigDict()
+    config.heldout.conversations = ()  # as data.conversations; empty: `rows` of those are kept from training
+    config.heldout.rows = 0  # 0: none, or all of heldout.conversations
+    config.heldout.tree = "60/5/10"  # the draft tree, TOTAL_TOKEN/DEPTH/TOP_K
+
     config.mesh = ConfigDict()
     config.mesh.data = 0  # 0: all devices that `tensor` leaves
     config.mesh.tensor = 1  # devices that share one copy of the verifier
 
     config.log_every = 10
     config.checkpoint_every = 500
-    config.keep_checkpoints = 2
+    config.keep_checkpoints = 2  # the newest
+    config.keep_best = 1  # those with the highest held-out acceptance length
+    config.wandb_project = ""  # sends metrics to Weights & Biases as well
     return config.lock()
 
 

@@ -1,13 +1,14 @@
 """The verifier's features of training rows: computed in every step, or once into memory-mapped shards.
 
 A cache folder holds `index.json` (what it belongs to and which rows each shard has) and one `.npy` file per shard with
-the features of its rows one after another, [tokens, D]. Shards appear when complete, so an interrupted run goes on
-with the first one missing.
+the features of its rows one after another, [tokens, D], and beside it a `.crc32` file with its checksum. Shards appear
+when complete, so an interrupted run goes on with the first one missing.
 """
 
 import functools
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from taps_jax import processes
 from taps_jax.data.batches import Example, digest, pad_rows
 from taps_jax.errors import InputError
 from taps_jax.files import replacing
@@ -77,7 +79,9 @@ def cache_features(
     dtype: str,
     progress: Progress,
 ) -> CachedFeatures:
-    """Opens the cache of `examples` in `folder`, computing what is missing.
+    """Opens the cache of `examples` in `folder`, computing what is missing; says on stdout how large it becomes.
+
+    Several processes share the folder: all compute, the first one writes.
 
     Args:
       folder: created if absent; contents that belong to other rows or another verifier are replaced.
@@ -87,31 +91,40 @@ def cache_features(
       dtype: "bfloat16" or "float16".
       progress: wraps an iterable of shards, given (shards, title, total).
     Raises:
-      InputError: the disk is too small, or a feature does not fit in float16.
+      InputError: the disk is too small, a feature does not fit in float16, or a shard is not as it was written.
     """
     lengths = [len(example.tokens) for example in examples]
     plan = _plan(lengths)
     width = module.config.hidden_size
     key = f"{fingerprint} {dtype} {digest(examples)}"
     index = folder / "index.json"
-    if not index.exists() or json.loads(index.read_text()).get("key") != key:
+    if processes.is_first() and (not index.exists() or json.loads(index.read_text()).get("key") != key):
         shutil.rmtree(folder, ignore_errors=True)
         with replacing(index) as temporary:
             temporary.write_text(json.dumps({"key": key, "dtype": dtype, "width": width, "shards": plan}, indent=1))
-    missing = [number for number in range(len(plan)) if not _shard(folder, number).exists()]
+    processes.wait_for_all("feature index")
+    shards = [_shard(folder, number) for number in range(len(plan))]
+    missing = [number for number, shard in enumerate(shards) if not (shard.exists() and _checksum(shard).exists())]
+    processes.wait_for_all("missing features")
     if missing:
         _check_space(folder, sum(lengths[row] for number in missing for row in plan[number]) * width * 2)
         for number in progress(missing, "verifier features", len(missing)):
             rows = [examples[row].tokens for row in plan[number]]
-            _write_shard(_shard(folder, number), _compute(module, params, rows), dtype)
+            features = _compute(module, params, rows)
+            if processes.is_first():
+                _write_shard(shards[number], features, dtype)
+        processes.wait_for_all("features")
+    kept = [shards[number] for number in sorted(set(range(len(plan))) - set(missing))]
+    for shard in progress(kept, "checking features", len(kept)) if kept else ():
+        _check_shard(shard)
     places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(examples)
     for number, rows in enumerate(plan):
         start = 0
         for row in rows:
             places[row] = (number, start, lengths[row])
             start += lengths[row]
-    shards = [np.load(_shard(folder, number), mmap_mode="r").view(jnp.dtype(dtype)) for number in range(len(plan))]
-    return CachedFeatures(shards, places)
+    mapped = [np.load(shard, mmap_mode="r").view(jnp.dtype(dtype)) for shard in shards]
+    return CachedFeatures(mapped, places)
 
 
 def _plan(lengths: list[int]) -> list[list[int]]:
@@ -131,8 +144,13 @@ def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.npy"
 
 
+def _checksum(shard: Path) -> Path:
+    return shard.with_suffix(".crc32")
+
+
 def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
+    print(f"{folder}: verifier features take {needed / 1e9:.2f} GB more, {free / 1e9:.1f} GB are free")
     if needed > free:
         raise InputError(
             f"{folder}: the feature cache needs {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free; "
@@ -149,7 +167,7 @@ def _compute(module: Llama, params: dict, rows: list[np.ndarray]) -> list[np.nda
         group = rows[start : start + count]
         filler = [np.zeros(1, np.int32)] * (count - len(group))  # every batch has the same shape
         tokens = pad_rows(group + filler, padded)
-        out = np.asarray(verifier_features(module, params, jnp.asarray(tokens)).astype(jnp.float32))
+        out = processes.to_host(verifier_features(module, params, jnp.asarray(tokens)).astype(jnp.float32))
         features += [out[index, : len(row)] for index, row in enumerate(group)]
         start += count
     return features
@@ -159,5 +177,26 @@ def _write_shard(path: Path, features: list[np.ndarray], dtype: str) -> None:
     values = np.concatenate(features)
     if dtype == "float16" and np.abs(values).max() > np.finfo(np.float16).max:
         raise InputError(f"{path}: a feature exceeds {np.finfo(np.float16).max:.0f}, set features.dtype='bfloat16'")
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.save(file, values.astype(jnp.dtype(dtype)).view(np.uint16))  # .npy has no name for bfloat16
+    with replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            np.save(file, values.astype(jnp.dtype(dtype)).view(np.uint16))  # .npy has no name for bfloat16
+        checksum = _crc32(temporary)
+    with replacing(_checksum(path)) as temporary:
+        temporary.write_text(f"{checksum:08x}\n")
+
+
+def _check_shard(path: Path) -> None:
+    expected = _checksum(path).read_text().strip()
+    found = f"{_crc32(path):08x}"
+    if found != expected:
+        raise InputError(
+            f"{path}: damaged, its checksum is {found} and was {expected}; remove it to have it computed again"
+        )
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            value = zlib.crc32(block, value)
+    return value

@@ -6,24 +6,33 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 
 from taps_jax.errors import InputError
 
 
 class TerminationRequest:
-    """Within the block, SIGTERM sets `received` instead of ending the process, so that the step can be finished."""
+    """Within the block, SIGTERM does not end the process, so that the step can be finished."""
 
-    received = False
+    _received = False
 
     def __enter__(self) -> "TerminationRequest":
-        self._before = signal.signal(signal.SIGTERM, self._receive)
+        # With several processes, JAX's coordination service takes the signal and picks a step that all can reach.
+        self._alone = jax.process_count() == 1
+        if self._alone:
+            self._before = signal.signal(signal.SIGTERM, self._receive)
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        if self._alone:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def ends_at(self, step: int) -> bool:
+        """Whether the run should end after `step`; the same answer in all processes."""
+        return self._received if self._alone else multihost_utils.reached_preemption_sync_point(step)
 
     def _receive(self, number, frame) -> None:
-        self.received = True
+        self._received = True
 
 
 class Step(NamedTuple):
@@ -31,7 +40,7 @@ class Step(NamedTuple):
 
     number: int
     loss: Array
-    rows: Array
+    rows: np.ndarray
     supervised: Array
 
 
@@ -47,7 +56,7 @@ def check_finite(steps: list[Step], last_good: int | None) -> None:
     losses = jax.device_get([step.loss for step in steps])
     for step, loss in zip(steps, losses, strict=True):
         if not np.isfinite(loss):
-            rows = np.asarray(step.rows).ravel().tolist()
+            rows = step.rows.tolist()
             good = f"checkpoint {last_good} is the last good one" if last_good else "there is no checkpoint yet"
             raise InputError(
                 f"the loss is {loss} at step {step.number}, whose rows are {rows}; {good}; "

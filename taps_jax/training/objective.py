@@ -17,6 +17,8 @@ from jax import Array
 
 from taps_jax.numerics import top_k
 
+_LEAST_OVERLAP = 1e-30  # keeps the loss finite where the drafter misses the verifier's tokens altogether
+
 
 @dataclasses.dataclass(frozen=True)
 class LossWeights:
@@ -27,26 +29,34 @@ class LossWeights:
       soft: of the cross-entropy against the verifier's distribution.
       topk: of the cross-entropy over its `topk_size` most probable tokens; 0 gives EAGLE-2.
       topk_size: K.
+      overlap: of -log sum(min(p, q)), the negative logarithm of how often a sampled token of the drafter's is
+        accepted (LK losses, arXiv 2602.23881).
+      passes: of each pass, [P]; empty weighs all alike.
     """
 
     feature: float = 1.0
     soft: float = 0.1
     topk: float = 1.0
     topk_size: int = 10
+    overlap: float = 0.0
+    passes: tuple[float, ...] = ()
 
 
 class LossParts(NamedTuple):
     """Sums over supervised positions, each [P] float32.
 
     Attributes:
-      feature, soft, topk: the unweighted parts.
+      feature, soft, topk, overlap: the unweighted parts; `overlap` is 0 when it has no weight.
       agreement: positions where the drafter's most probable token is the verifier's.
+      agreement3: positions where the verifier's most probable token is among the drafter's first three.
     """
 
     feature: Array
     soft: Array
     topk: Array
+    overlap: Array
     agreement: Array
+    agreement3: Array
 
 
 def distillation_loss(
@@ -109,10 +119,16 @@ def chunk_loss(
     topk = jnp.sum(top_p * (normaliser[..., None] - top_logits), axis=-1)
     difference = jnp.abs(predictions.astype(jnp.float32) - targets.astype(jnp.float32))
     feature = jnp.mean(jnp.where(difference < 1, 0.5 * difference**2, difference - 0.5), axis=-1)
-    agrees = top_logits[..., 0] >= jnp.max(logits, axis=-1)
-    parts = LossParts(*(jnp.sum(part * keep, axis=-1) for part in (feature, soft, topk, agrees)))
+    overlap = jnp.zeros_like(soft)
+    if weights.overlap:
+        shared = jnp.sum(jnp.minimum(target_p, jnp.exp(logits - normaliser[..., None])), axis=-1)
+        overlap = -jnp.log(jnp.maximum(shared, _LEAST_OVERLAP))
+    better = jnp.sum(logits > top_logits[..., :1], axis=-1)
+    each = (feature, soft, topk, overlap, better < 1, better < 3)
+    parts = LossParts(*(jnp.sum(part * keep, axis=-1) for part in each))
     loss = weights.feature * parts.feature + weights.soft * parts.soft + weights.topk * parts.topk
-    return jnp.sum(loss), parts
+    loss = loss + weights.overlap * parts.overlap
+    return jnp.sum(loss * jnp.asarray(weights.passes)) if weights.passes else jnp.sum(loss), parts
 
 
 def _logits(features: Array, head: Array) -> Array:
@@ -157,7 +173,7 @@ def _over_chunks(settings, predictions, targets, valid, head, with_gradient):
         sums, gradient = result if with_gradient else (result, None)
         return jax.tree.map(jnp.add, total, sums), gradient
 
-    zero = (jnp.zeros(()), LossParts(*(jnp.zeros(passes) for _ in range(4))))
+    zero = (jnp.zeros(()), LossParts(*(jnp.zeros(passes) for _ in LossParts._fields)))
     sums, gradients = jax.lax.scan(body, zero, as_chunks)
     if with_gradient:
         gradients = gradients.swapaxes(0, 1).reshape(passes, rows, width)

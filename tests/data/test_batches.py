@@ -9,12 +9,14 @@ from taps_jax.data.batches import batch_rows, pad_rows, to_example
 from taps_jax.data.tokenize import Encoded
 from taps_jax.data.vocabulary import frequent_tokens, uncovered_share
 from taps_jax.errors import InputError
+from taps_jax.training.feeding import padded_length
 
 
-def take(count: int, examples: int = 11, size: int = 3, seed: int = 4, position: int = 0):
-    return [
-        (epoch, rows.tolist()) for epoch, rows in itertools.islice(batch_rows(examples, size, seed, position), count)
-    ]
+def take(count: int, examples: int = 11, size: int = 3, seed: int = 4, position: int = 0, window: int = 1):
+    """Of examples whose lengths are scattered."""
+    lengths = np.arange(examples) * 7 % 11
+    batches = batch_rows(lengths, size, seed, position, window)
+    return [(epoch, rows.tolist()) for epoch, rows in itertools.islice(batches, count)]
 
 
 def test_an_epoch_is_a_permutation_without_its_incomplete_batch():
@@ -36,6 +38,29 @@ def test_resuming_anywhere_goes_on_exactly():
     batches = take(20)
     for position in range(16):
         assert take(4, position=position) == batches[position : position + 4]
+
+
+def test_a_window_puts_rows_of_about_one_length_together():
+    """Of 40 rows in batches of four, each window of five batches has the rows that it would have by chance."""
+    by_chance, by_length = take(20, examples=40, size=4), take(20, examples=40, size=4, window=5)
+    spread = lambda batches: sum(np.ptp(np.array(rows) * 7 % 11) for _, rows in batches)
+    assert spread(by_length) < 0.5 * spread(by_chance)
+    rows_of = lambda batches, start: sorted(row for _, rows in batches[start : start + 5] for row in rows)
+    assert all(rows_of(by_length, start) == rows_of(by_chance, start) for start in range(0, 20, 5))
+    means = [np.mean(np.array(rows) * 7 % 11) for _, rows in by_length[:5]]
+    assert means != sorted(means)  # short ones do not come first
+    for position in (1, 7, 10, 13):
+        assert (
+            take(6, examples=40, size=4, window=5, position=position)
+            == take(20, examples=40, size=4, window=5)[position : position + 6]
+        )
+
+
+@pytest.mark.parametrize(("longest", "padded"), [(1, 96), (96, 96), (97, 192), (200, 288), (289, 320), (320, 320)])
+def test_batches_have_one_of_four_lengths(longest, padded):
+    assert padded_length(longest, 320) == padded
+    assert padded_length(300, 300) == 320 and padded_length(20, 20) == 32
+    assert len({padded_length(length, 1024) for length in range(1, 1025)}) == 4
 
 
 def test_one_batch_per_epoch():

@@ -190,20 +190,24 @@ def hass_passes_reference(params, config, embeddings, features, num_passes, zero
 
 
 def _loss_sums(pred, target, mask, head, topk):
-    """Masked sums over one row: (feature, soft, top-K), not normalised."""
+    """Masked sums over one row: (feature, soft, top-K, overlap), not normalised."""
     difference = np.abs(pred - target)
     small = difference < 1.0
     smooth_l1 = np.where(small, 0.5 * difference**2, difference - 0.5)
     p = _softmax(target @ head.T)
     q = _log_softmax(pred @ head.T)
-    feature_sum, soft_sum, topk_sum = 0.0, 0.0, 0.0
+    feature_sum, soft_sum, topk_sum, overlap_sum = 0.0, 0.0, 0.0, 0.0
     for position in range(pred.shape[0]):
         cross_terms = p[position] * q[position]
         largest = np.argsort(-p[position], kind="stable")[:topk]
         feature_sum += mask[position] * smooth_l1[position].mean()
         soft_sum -= mask[position] * cross_terms.sum()
         topk_sum -= mask[position] * cross_terms[largest].sum()
-    return feature_sum, soft_sum, topk_sum
+        shared = 0.0
+        for p_token, log_q_token in zip(p[position], q[position]):
+            shared += min(p_token, np.exp(log_q_token))
+        overlap_sum -= mask[position] * np.log(shared)
+    return feature_sum, soft_sum, topk_sum, overlap_sum
 
 
 def hass_loss_reference(
@@ -219,6 +223,8 @@ def hass_loss_reference(
     topk_weight=1.0,
     zero_logit_mask=False,
     fixed_sources=None,
+    overlap_weight=0.0,
+    pass_weights=None,
 ):
     """Training loss of a batch, summed over the passes.
 
@@ -231,8 +237,8 @@ def hass_loss_reference(
             use in place of the drafter's own predictions.
 
     Returns:
-        Dict of loss (float), feature, soft and topk (unweighted, one float
-        per pass), preds (one [B, L, D] array per pass) and sources (per row
+        Dict of loss (float), feature, soft, topk and overlap (unweighted, one
+        float per pass), preds (one [B, L, D] array per pass) and sources (per row
         the list of the Q's used).
     """
     embed_table, head = _float64(embed_table), _float64(head)
@@ -243,7 +249,7 @@ def hass_loss_reference(
     normaliser = mask.sum() + 1e-5
 
     no_features = np.zeros((1, clean.shape[-1]))
-    sums = np.zeros((num_passes, 3))
+    sums = np.zeros((num_passes, 4))
     preds_by_row, sources_by_row = [], []
     for row in range(tokens.shape[0]):
         shifted_tokens = np.append(tokens[row, 1:], 0)
@@ -257,14 +263,17 @@ def hass_loss_reference(
         preds_by_row.append(preds)
         sources_by_row.append(sources)
 
-    feature, soft, top = (sums / normaliser).T
+    feature, soft, top, overlap = (sums / normaliser).T
     per_pass = feature_weight * feature + soft_weight * soft
-    per_pass = per_pass + topk_weight * top
+    per_pass = per_pass + topk_weight * top + overlap_weight * overlap
+    if pass_weights is not None:
+        per_pass = per_pass * _float64(pass_weights)
     return {
         "loss": float(per_pass.sum()),
         "feature": feature.tolist(),
         "soft": soft.tolist(),
         "topk": top.tolist(),
+        "overlap": overlap.tolist(),
         "preds": [np.stack(preds) for preds in zip(*preds_by_row)],
         "sources": sources_by_row,
     }

@@ -115,7 +115,9 @@ def test_a_second_call_computes_nothing(tmp_path, params, rows, monkeypatch):
         raise AssertionError("computed again")
 
     monkeypatch.setattr(features_module, "_compute", fail)
-    again = build(tmp_path, params, rows, progress=fail)
+    told = []
+    again = build(tmp_path, params, rows, progress=lambda items, title, total: told.append((title, total)) or items)
+    assert told == [("checking features", len(SHARDS))]
     assert times(tmp_path) == before
     for row in range(len(rows)):
         np.testing.assert_array_equal(first.row(row), again.row(row))
@@ -128,8 +130,9 @@ def test_a_missing_shard_alone_is_computed(tmp_path, params, rows, exact, comput
     (tmp_path / "shard-00001.npy").unlink()
     told = []
     cache = build(tmp_path, params, rows, progress=lambda items, title, total: told.append((title, total)) or items)
-    assert computed[2:] == [[70]] and told == [("verifier features", 1)]
-    assert {name for name, time in times(tmp_path).items() if time != before[name]} == {"shard-00001.npy"}
+    assert computed[2:] == [[70]] and told == [("verifier features", 1), ("checking features", len(SHARDS) - 1)]
+    changed = {name for name, time in times(tmp_path).items() if time != before[name]}
+    assert changed == {"shard-00001.npy", "shard-00001.crc32"}
     np.testing.assert_allclose(cache.row(1).astype(np.float32), exact[1], rtol=1e-3, atol=1e-3)
 
 
@@ -146,7 +149,21 @@ def test_an_interrupted_run_keeps_its_complete_shards(tmp_path, params, rows, co
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(features_module.np, "save", interrupted)
         build(tmp_path, params, rows)
-    assert set(times(tmp_path)) == {"index.json", "shard-00000.npy"}
+    assert set(times(tmp_path)) == {"index.json", "shard-00000.npy", "shard-00000.crc32"}
+    computed.clear()
+    build(tmp_path, params, rows)
+    assert computed == [[70]]
+
+
+def test_a_damaged_shard_is_refused(tmp_path, params, rows, computed):
+    build(tmp_path, params, rows)
+    shard = tmp_path / "shard-00001.npy"
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(InputError, match="shard-00001.npy: damaged, its checksum is .* remove it to have it computed"):
+        build(tmp_path, params, rows)
+    shard.unlink()
     computed.clear()
     build(tmp_path, params, rows)
     assert computed == [[70]]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from taps_jax.errors import InputError
@@ -121,7 +122,7 @@ def test_a_loss_that_is_no_number_stops_the_run(workspace):
 )
 def test_the_first_bad_step_is_named_with_its_rows(good, words):
     steps = [
-        Step(number, jnp.float32(loss), jnp.array([[number, 7]]), jnp.int32(1))
+        Step(number, jnp.float32(loss), np.array([number, 7]), jnp.int32(1))
         for number, loss in ((5, 1.0), (6, float("nan")), (7, float("inf")))
     ]
     with pytest.raises(InputError, match=rf"the loss is nan at step 6, whose rows are \[6, 7\]; {words}"):

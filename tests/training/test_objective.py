@@ -68,7 +68,9 @@ def loss_of(params, batch, tables, passes, weights, chunk=7, zero_logit_mask=Fal
 
 
 # One compilation for all tests of the same batch shape.
-gradient_of = jax.jit(jax.grad(lambda *args: loss_of(*args, 3, LossWeights(topk_size=4))[0]))
+gradient_of = jax.jit(
+    jax.grad(lambda *args: loss_of(*args, 3, LossWeights(topk_size=4, overlap=0.8, passes=(1.0, 0.5, 2.0)))[0])
+)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,8 @@ gradient_of = jax.jit(jax.grad(lambda *args: loss_of(*args, 3, LossWeights(topk_
         (2, LossWeights(0.7, 0.3, 0.9, 5), False),
         (3, LossWeights(), False),
         (3, LossWeights(0.2, 1.5, 2.0, 1), True),
+        (1, LossWeights(0.0, 0.0, 0.0, 1, overlap=1.0), False),
+        (3, LossWeights(0.7, 0.3, 0.9, 5, overlap=2.0, passes=(1.0, 0.25, 3.0)), False),
     ],
 )
 def test_loss_and_parts_equal_the_reference(params, batch, tables, passes, weights, zero_logit_mask):
@@ -94,22 +98,29 @@ def test_loss_and_parts_equal_the_reference(params, batch, tables, passes, weigh
         weights.topk_size,
         weights.topk,
         zero_logit_mask,
+        overlap_weight=weights.overlap,
+        pass_weights=weights.passes or None,
     )
     assert float(loss) == pytest.approx(want["loss"], rel=1e-5)
-    for name in ("feature", "soft", "topk"):
+    for name in ("feature", "soft", "topk", *["overlap"] * (weights.overlap > 0)):
         assert getattr(parts, name).tolist() == pytest.approx(want[name], rel=1e-5)
     best = np.asarray(later(batch["features"]) @ tables[1].T).argmax(-1)
     right = [(best == (prediction @ tables[1].T).argmax(-1)) & batch["mask"] for prediction in want["preds"]]
     share = [np.sum(each) / (batch["mask"].sum() + 1e-5) for each in right]
     assert parts.agreement.tolist() == pytest.approx(share, rel=1e-5)
+    for found, prediction in zip(parts.agreement3, want["preds"], strict=True):
+        first_three = np.argsort(-(prediction @ tables[1].T), axis=-1)[..., :3]
+        among = (first_three == best[..., None]).any(-1) & batch["mask"].astype(bool)
+        assert float(found) == pytest.approx(among.sum() / (batch["mask"].sum() + 1e-5), rel=1e-5)
 
 
 def test_drafter_gradients_equal_finite_differences(params, batch, tables):
     """Three passes; the reference holds the drafter's own features fixed, as training detaches them."""
     gradient = flatten(gradient_of(params, batch, tables))
     flat = {name: np.asarray(leaf, np.float64) for name, leaf in flatten(params).items()}
-    sources = hass_loss_reference(flat, SHAPE, *tables, batch, 3, topk=4)["sources"]
-    loss = lambda p: hass_loss_reference(p, SHAPE, *tables, batch, 3, topk=4, fixed_sources=sources)["loss"]
+    beyond = {"topk": 4, "overlap_weight": 0.8, "pass_weights": (1.0, 0.5, 2.0)}
+    sources = hass_loss_reference(flat, SHAPE, *tables, batch, 3, **beyond)["sources"]
+    loss = lambda p: hass_loss_reference(p, SHAPE, *tables, batch, 3, **beyond, fixed_sources=sources)["loss"]
     rng = np.random.default_rng(3)
     for name, leaf in flat.items():
         for _ in range(3):
@@ -235,6 +246,20 @@ def test_parts_by_hand():
     rest = np.log(6) / 2, np.log(2) / 6 + 2 * np.log(6) / 6
     soft = 2 * (right + rest[0]) + wrong + rest[1]
     assert parts.soft.tolist() == pytest.approx([soft * scale] * 2, rel=1e-5)
+
+
+def test_overlap_by_hand():
+    """Half a point mass in common costs log 2; nothing in common costs a finite amount and has no NaN gradient."""
+    head = 200 * jnp.eye(4)
+    targets = jnp.asarray([[[1.0, 0, 0, 0], [1.0, 0, 0, 0], [1.0, 0, 0, 0]]])
+    predictions = jnp.asarray([[[[1.0, 1.0, 0, 0], [1.0, 0, 0, 0], [0, 0, 0, 1.0]]]])
+    weights = LossWeights(0.0, 0.0, 0.0, 1, overlap=1.0)
+    for supervised, want in (([1, 0, 0], np.log(2)), ([0, 1, 0], 0.0), ([0, 0, 1], -np.log(1e-30))):
+        args = (predictions, targets, jnp.asarray([supervised], bool), head, weights, 2)
+        (loss, parts), gradient = chunked(*args)
+        assert float(loss) == pytest.approx(want, rel=1e-4, abs=1e-6)
+        assert parts.overlap.tolist() == pytest.approx([float(loss)], abs=1e-6)
+        assert np.isfinite(gradient).all()
 
 
 def test_exactly_the_supervised_positions_receive_gradient():
