@@ -43,15 +43,24 @@ _SMOLLM2_135M = dataclasses.replace(
 SHAPES = {"llama3-8b": _LLAMA3_8B, "smollm2-135m": _SMOLLM2_135M}
 
 
-def random_decoder(name: str, dtype: jnp.dtype, shape: TreeShape) -> tuple[Models, Weights]:
-    """A decoder of random weights, made on the device leaf by leaf.
+def named_shape(name: str) -> LlamaConfig:
+    """The verifier's shape called `name`.
 
     Raises:
       InputError: the name is unknown.
     """
     if name not in SHAPES:
         raise InputError(f"--shape is {name!r}, expected one of {', '.join(SHAPES)}")
-    config = SHAPES[name]
+    return SHAPES[name]
+
+
+def random_decoder(name: str, dtype: jnp.dtype, shape: TreeShape) -> tuple[Models, Weights]:
+    """A decoder of random weights, made on the device leaf by leaf.
+
+    Raises:
+      InputError: the name is unknown.
+    """
+    config = named_shape(name)
     drafter = drafter_config(config)
     params = _random(abstract_llama(config), dtype)
     specialist = _random(jax.eval_shape(lambda: init_drafter(drafter, jax.random.key(0))), dtype)

@@ -30,17 +30,17 @@ class StepCost(NamedTuple):
 
     Attributes:
       name: of the formulation.
-      timing: milliseconds, None where it was only compiled.
+      timing: milliseconds.
       tokens: supervised positions of its batch.
       temporary: bytes that the compiled step needs beyond its arguments and results.
-      loss: of the first step, to compare formulations by; None where it was only compiled.
+      loss: of the first step, to compare formulations by.
     """
 
     name: str
-    timing: Timing | None
+    timing: Timing
     tokens: int
     temporary: int
-    loss: float | None
+    loss: float
 
     @property
     def tokens_per_second(self) -> float:
@@ -83,8 +83,8 @@ def compiled_memory(drafter: Drafter, vocabulary: int, rows: int, length: int, d
 def estimated_memory(drafter: Drafter, vocabulary: int, rows: int, length: int, chunk: int = 256) -> dict[str, int]:
     """Temporary bytes of a step by arithmetic, computing in bfloat16: what must exist at once, by what it is.
 
-    Backward through P passes keeps every pass's activations; a chunk of the loss keeps its logits, in float32, and
-    their gradient.
+    The backward pass computes the activations of one pass at a time again; a chunk of the loss keeps the verifier's
+    distribution and the logits of one pass in float32, and their gradient.
     """
     layer = drafter.config.layer
     tokens, width = rows * length, layer.hidden_size
@@ -94,23 +94,24 @@ def estimated_memory(drafter: Drafter, vocabulary: int, rows: int, length: int, 
     per_token = 4 * width + 2 * heads + 2 * kv + 3 * layer.intermediate_size  # inputs, residuals, attention, MLP
     scores = rows * layer.num_attention_heads * length * (length + PASSES)
     return {
-        "activations of all passes": PASSES * tokens * per_token * 2,
-        "attention weights of all passes": PASSES * scores * 2,
-        "attention scores and their gradient": scores * 4 * 2,
-        "logits of a chunk and their gradients": (2 * PASSES + 2) * chunk * vocabulary * 4,
+        "inputs and outputs of all passes": PASSES * tokens * (3 * width + 2 * kv) * 2,
+        "activations of one pass": tokens * per_token * 2,
+        "attention scores of one pass, weights, gradient": scores * (4 + 2 + 4),
+        "distribution, logits and gradient of a chunk": 3 * chunk * vocabulary * 4,
         "float32 gradient and bfloat16 copy of the parameters": parameters * (4 + 2),
     }
 
 
 def make_batch(rng: np.random.Generator, rows: int, length: int, width: int, vocabulary: int, dtype) -> Batch:
-    """Random tokens and features, every position supervised that can be."""
-    supervised = np.ones((1, rows, length), bool)
-    supervised[..., -2:] = False
+    """Random tokens and features in rows of length / 2 to length tokens, whose first third is the question."""
+    lengths = np.linspace(length // 2, length, rows).astype(np.int32)
+    place = np.arange(length)
+    supervised = (place >= lengths[:, None] // 3) & (place < lengths[:, None] - 2)
     return Batch(
         jnp.asarray(rng.integers(0, vocabulary, (1, rows, length)), jnp.int32),
         jnp.asarray(rng.normal(size=(1, rows, length, width)), dtype),
-        jnp.asarray(supervised),
-        jnp.full((1, rows), length, jnp.int32),
+        jnp.asarray(supervised[None]),
+        jnp.asarray(lengths[None]),
         jnp.arange(rows, dtype=jnp.int32)[None],
         jnp.int32(0),
     )

@@ -32,17 +32,23 @@ def aligned_passes(
     Returns:
       [P, B, T, D].
     """
-
-    def call(method, *args):
-        return drafter.apply({"params": params}, *args, method=method)
-
     positions = jnp.broadcast_to(jnp.arange(features.shape[1]), features.shape[:2])
+
+    # The backward pass computes each pass again, one at a time: their attention weights never exist together.
+    @jax.checkpoint
+    def one_pass(params: dict, source: Array, earlier: list[tuple[Array, Array]]):
+        def call(method, *args):
+            return drafter.apply({"params": params}, *args, method=method)
+
+        x = call(Drafter.fuse, embeddings, source)
+        newest = call(Drafter.keys_values, x, positions)
+        attended = attend_aligned(call(Drafter.queries, x, positions), [*earlier, newest], zero_logit_mask)
+        return call(Drafter.finish, x, attended), newest
+
     source, sources, predictions = features, [], []
     for _ in range(passes):
-        x = call(Drafter.fuse, embeddings, source)
-        sources.append(call(Drafter.keys_values, x, positions))
-        attended = attend_aligned(call(Drafter.queries, x, positions), sources, zero_logit_mask)
-        prediction = call(Drafter.finish, x, attended)
+        prediction, keys_values = one_pass(params, source, sources)
+        sources = [*sources, keys_values]
         predictions.append(prediction)
         own = jnp.concatenate([features[:, :1], prediction[:, :-1].astype(features.dtype)], axis=1)
         source = jax.lax.stop_gradient(own)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from taps_jax.numerics import top_k
+from taps_jax.numerics import row_sums, top_k
 
 _LEAST_OVERLAP = 1e-30  # keeps the loss finite where the drafter misses the verifier's tokens altogether
 
@@ -96,39 +96,62 @@ def distillation_loss(
     return total * scale, jax.tree.map(lambda part: part * scale, parts)
 
 
-def chunk_loss(
-    predictions: Array, targets: Array, valid: Array, head: Array, weights: LossWeights
-) -> tuple[Array, LossParts]:
-    """Summed loss of some rows, logits in full; the definition that the chunked form follows.
+class _Target(NamedTuple):
+    """The verifier's side of a chunk, computed once for all passes.
 
-    Args:
-      predictions: [P, c, D].
-      targets: [c, D].
-      valid: [c] bool.
-      head: [W, D].
+    Attributes:
+      features: [c, D] float32.
+      p: [c, W], its distribution.
+      top_p, top_token: [c, K], the most probable tokens.
     """
-    keep = valid.astype(jnp.float32)
-    target_log_p = jax.nn.log_softmax(_logits(targets, head), axis=-1)
-    target_p = jnp.exp(target_log_p)
-    top_p, top_token = top_k(target_p, weights.topk_size)
-    logits = _logits(predictions, head)
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    # Cross-entropies need logits and their normaliser only, never a whole log-softmax.
-    soft = normaliser - jnp.einsum("cw,pcw->pc", target_p, logits)
-    top_logits = jnp.take_along_axis(logits, top_token[None], axis=-1)
-    topk = jnp.sum(top_p * (normaliser[..., None] - top_logits), axis=-1)
-    difference = jnp.abs(predictions.astype(jnp.float32) - targets.astype(jnp.float32))
-    feature = jnp.mean(jnp.where(difference < 1, 0.5 * difference**2, difference - 0.5), axis=-1)
+
+    features: Array
+    p: Array
+    top_p: Array
+    top_token: Array
+
+
+def _target(features: Array, head: Array, topk_size: int) -> _Target:
+    p = jax.nn.softmax(_logits(features, head), axis=-1)
+    return _Target(features.astype(jnp.float32), p, *top_k(p, topk_size))
+
+
+def _pass_loss(
+    prediction: Array, target: _Target, keep: Array, head: Array, weights: LossWeights
+) -> tuple[Array, LossParts, Array]:
+    """Summed loss of one pass over a chunk, its parts, and its gradient [c, D], written out.
+
+    With logits l of softmax q, cross-entropies against weights w are sum(w) logsumexp(l) - w.l, so that their gradient
+    is sum(w) q - w; and sum(min(p, q)) has the gradient q (1[q < p] - sum of q where q < p).
+    """
+    logits = _logits(prediction, head)
+    top_logits = jnp.take_along_axis(logits, target.top_token, axis=-1)
+    most = jnp.max(logits, axis=-1)
+    total, expected, better = row_sums(jnp.exp(logits - most[:, None]), target.p * logits, logits > top_logits[:, :1])
+    normaliser = most + jnp.log(total)
+    q = jnp.exp(logits - normaliser[:, None])
+    difference = prediction.astype(jnp.float32) - target.features
+    distance = jnp.abs(difference)
+    feature = jnp.mean(jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5), axis=-1)
+    soft = normaliser - expected
+    topk = jnp.sum(target.top_p * (normaliser[:, None] - top_logits), axis=-1)
+    toward = weights.soft + weights.topk * jnp.sum(target.top_p, axis=-1, keepdims=True)
+    gradient = toward * q - weights.soft * target.p
     overlap = jnp.zeros_like(soft)
     if weights.overlap:
-        shared = jnp.sum(jnp.minimum(target_p, jnp.exp(logits - normaliser[..., None])), axis=-1)
-        overlap = -jnp.log(jnp.maximum(shared, _LEAST_OVERLAP))
-    better = jnp.sum(logits > top_logits[..., :1], axis=-1)
+        short = jnp.where(q < target.p, q, 0.0)
+        shared, missing = row_sums(jnp.minimum(target.p, q), short)
+        shared = jnp.maximum(shared, _LEAST_OVERLAP)
+        overlap = -jnp.log(shared)
+        gradient = gradient + (weights.overlap / shared)[:, None] * (q * missing[:, None] - short)
+    rows = jnp.arange(len(logits))[:, None]
+    gradient = gradient.at[rows, target.top_token].add(-weights.topk * target.top_p)
+    by_feature = weights.feature / difference.shape[-1] * jnp.clip(difference, -1, 1)
+    back = jnp.einsum("cw,wd->cd", gradient.astype(head.dtype), head, preferred_element_type=jnp.float32)
     each = (feature, soft, topk, overlap, better < 1, better < 3)
-    parts = LossParts(*(jnp.sum(part * keep, axis=-1) for part in each))
+    parts = LossParts(*(jnp.sum(part * keep) for part in each))
     loss = weights.feature * parts.feature + weights.soft * parts.soft + weights.topk * parts.topk
-    loss = loss + weights.overlap * parts.overlap
-    return jnp.sum(loss * jnp.asarray(weights.passes)) if weights.passes else jnp.sum(loss), parts
+    return loss + weights.overlap * parts.overlap, parts, (by_feature + back) * keep[:, None]
 
 
 def _logits(features: Array, head: Array) -> Array:
@@ -152,26 +175,34 @@ _summed_loss.defvjp(_summed_loss_forward, _summed_loss_backward)
 
 
 def _over_chunks(settings, predictions, targets, valid, head, with_gradient):
-    """((loss, parts), gradient or None) of predictions [P, R, D], chunk by chunk; chunks without valid rows cost
-    nothing."""
+    """((loss, parts), gradient or None) of predictions [P, R, D], chunk by chunk and pass by pass; chunks without
+    valid rows cost nothing."""
     weights, chunk = settings
     passes, rows, width = predictions.shape
+    pass_weights = jnp.asarray(weights.passes or (1.0,) * passes)
     as_chunks = (
         predictions.reshape(passes, rows // chunk, chunk, width).swapaxes(0, 1),
         targets.reshape(-1, chunk, width),
         valid.reshape(-1, chunk),
     )
-    function = functools.partial(chunk_loss, weights=weights)
-    if with_gradient:
-        function = jax.value_and_grad(function, has_aux=True)
 
-    def body(total, args):
-        evaluate = lambda: function(*args, head)
+    def of_chunk(prediction, features, keep):
+        target = _target(features, head, weights.topk_size)
+
+        def of_pass(_, arrays):
+            prediction, weight = arrays
+            loss, parts, gradient = _pass_loss(prediction, target, keep.astype(jnp.float32), head, weights)
+            gradient = (weight * gradient).astype(prediction.dtype) if with_gradient else None
+            return None, (weight * loss, parts, gradient)
+
+        return jax.lax.scan(of_pass, None, (prediction, pass_weights))[1]
+
+    def body(total, arrays):
+        evaluate = lambda: of_chunk(*arrays)
         shapes = jax.eval_shape(evaluate)
         skip = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        result = jax.lax.cond(jnp.any(args[2]), evaluate, skip)
-        sums, gradient = result if with_gradient else (result, None)
-        return jax.tree.map(jnp.add, total, sums), gradient
+        losses, parts, gradient = jax.lax.cond(jnp.any(arrays[2]), evaluate, skip)
+        return jax.tree.map(jnp.add, total, (jnp.sum(losses), parts)), gradient
 
     zero = (jnp.zeros(()), LossParts(*(jnp.zeros(passes) for _ in LossParts._fields)))
     sums, gradients = jax.lax.scan(body, zero, as_chunks)
